@@ -1,0 +1,32 @@
+"""Train one LightningModule across weak, unequal devices joined by slow links."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from lightning_accept.version import __version__
+
+if TYPE_CHECKING:
+    from lightning_accept.codecs import Bf16, Fp16, Raw
+    from lightning_accept.strategy import AccEPTStrategy
+
+# Loaded at first use: a worker imports this package, and must not pay for Lightning.
+_EXPORTS = {
+    "AccEPTStrategy": "lightning_accept.strategy",
+    "Bf16": "lightning_accept.codecs",
+    "Fp16": "lightning_accept.codecs",
+    "Raw": "lightning_accept.codecs",
+}
+
+__all__ = ["AccEPTStrategy", "Bf16", "Fp16", "Raw", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_EXPORTS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

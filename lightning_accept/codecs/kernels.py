@@ -1,0 +1,476 @@
+"""The numba kernels: serial, without the GIL, cached on disk. :mod:`~lightning_accept.codecs.fast` calls them.
+
+What shapes them: work goes through blocks that stay in the first-level cache; inner loops are functions of their own,
+over plain runs, with one operation width, because only then does LLVM vectorise them; sums are float32 over short runs,
+then float64. ``reassoc`` lets LLVM reorder sums, NaN and infinity keep their meaning. Little-endian byte order is
+assumed where eight bytes are handled as one word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+
+from lightning_accept.codecs import levels as _levels
+
+_WIDTH = 1024
+_BLOCK = 8 * _WIDTH
+_RUN = 2048
+_FASTMATH = {"reassoc", "nsz", "contract"}
+
+_ZERO = np.float32(0)
+_ONE = np.float32(1)
+_NONE = np.uint8(0)
+
+_LOW_BITS = np.uint64(0x0101010101010101)
+_GATHER = np.uint64(0x8040201008040201)
+_SCATTER = np.uint64(0x0102040810204080)
+_CARRY = np.uint64(0x7F7F7F7F7F7F7F7F)
+
+
+def _kernel(signature: str | None = None, fastmath: Any = False) -> Callable[[Callable[..., Any]], Any]:
+    """Compile at once for ``signature`` (without one: when first used), cached where a directory can be written."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        try:
+            return numba.njit(signature, nogil=True, cache=True, fastmath=fastmath, error_model="numpy")(function)
+        except RuntimeError:  # "cannot cache function": neither this directory nor the user's can be written
+            return numba.njit(signature, nogil=True, fastmath=fastmath, error_model="numpy")(function)
+
+    return decorate
+
+
+_ORDER = "Tuple((f4[::1], u1[::1], u1[::1]))(f8[::1])"
+signed_order = _kernel(_ORDER)(_levels.signed_order)
+free_order = _kernel(_ORDER)(_levels.free_order)
+signed_update = _kernel("Tuple((f8[::1], f8, f8))(i8, u1[::1], f8[::1], f8[::1], f8)")(_levels.signed_update)
+free_update = _kernel("Tuple((f8[::1], f8))(f8[::1], f8[::1], f8[::1], f8)")(_levels.free_update)
+
+
+# Packing. ``rows``: codes [8, width], one byte per column and plane, the first row in the highest bit.
+# ``run``: codes in a row, one byte per eight and plane, the first in the highest bit.
+
+
+@_kernel("void(u1[::1], u1, u1, u1[::1])")
+def _add_bit(code, mask, bit, out):  # type: ignore[no-untyped-def]
+    for c in range(out.shape[0]):
+        out[c] |= bit if (code[c] & mask) != 0 else _NONE
+
+
+@_kernel()
+def _pack_rows(code, bits, planes, at):  # type: ignore[no-untyped-def]
+    width = code.shape[1]
+    for p in range(bits):
+        out = planes[p, at : at + width]
+        out[:] = 0
+        for r in range(8):
+            _add_bit(code[r], np.uint8(1 << p), np.uint8(128 >> r), out)
+
+
+@_kernel()
+def _unpack_rows(planes, bits, at, code):  # type: ignore[no-untyped-def]
+    width = code.shape[1]
+    code[:, :] = 0
+    for p in range(bits):
+        source = planes[p, at : at + width]
+        for r in range(8):
+            _add_bit(source, np.uint8(128 >> r), np.uint8(1 << p), code[r])
+
+
+@_kernel("void(u8[::1], u8, u1[::1])")
+def _gather_bits(words, shift, out):  # type: ignore[no-untyped-def]
+    for i in range(words.shape[0]):
+        out[i] = np.uint8((((words[i] >> shift) & _LOW_BITS) * _GATHER) >> np.uint64(56))
+
+
+@_kernel("void(u1[::1], u8, u8[::1])")
+def _scatter_bits(source, shift, words):  # type: ignore[no-untyped-def]
+    for i in range(words.shape[0]):
+        spread = (np.uint64(source[i]) * _LOW_BITS) & _SCATTER
+        words[i] |= (((spread + _CARRY) >> np.uint64(7)) & _LOW_BITS) << shift
+
+
+@_kernel()
+def _pack_run(code, bits, planes, at):  # type: ignore[no-untyped-def]
+    words = code.view(np.uint64)
+    for p in range(bits):
+        _gather_bits(words, np.uint64(p), planes[p, at : at + words.shape[0]])
+
+
+@_kernel()
+def _unpack_run(planes, bits, at, code):  # type: ignore[no-untyped-def]
+    words = code.view(np.uint64)
+    words[:] = 0
+    for p in range(bits):
+        _scatter_bits(planes[p, at : at + words.shape[0]], np.uint64(p), words)
+
+
+@_kernel("void(u1[:,::1], i8, b1, u1[:,::1])")
+def pack_planes(codes, bits, flat, planes):  # type: ignore[no-untyped-def]
+    """See :func:`lightning_accept.codecs.packing.pack_planes`."""
+    n, cols = codes.shape
+    run = codes.reshape(-1)
+    block = np.zeros(8 if flat else 8 * cols, np.uint8)
+    if flat:
+        whole = run.shape[0] // 8 * 8
+        _pack_run(run[:whole], bits, planes, 0)
+        if whole < run.shape[0]:
+            block[: run.shape[0] - whole] = run[whole:]
+            _pack_run(block, bits, planes, whole // 8)
+        return
+    for row in range(0, n, 8):
+        part = run[row * cols : min(n, row + 8) * cols]
+        if row + 8 > n:
+            block[: part.shape[0]] = part
+            part = block
+        _pack_rows(part.reshape(8, cols), bits, planes, row // 8 * cols)
+
+
+@_kernel("void(u1[:,::1], i8, b1, u1[:,::1])")
+def unpack_planes(planes, bits, flat, codes):  # type: ignore[no-untyped-def]
+    """The inverse of :func:`pack_planes`, into ``codes``."""
+    n, cols = codes.shape
+    run = codes.reshape(-1)
+    block = np.empty(8 if flat else 8 * cols, np.uint8)
+    if flat:
+        whole = run.shape[0] // 8 * 8
+        _unpack_run(planes, bits, 0, run[:whole])
+        if whole < run.shape[0]:
+            _unpack_run(planes, bits, whole // 8, block)
+            run[whole:] = block[: run.shape[0] - whole]
+        return
+    for row in range(0, n, 8):
+        part = run[row * cols : min(n, row + 8) * cols]
+        if row + 8 <= n:
+            _unpack_rows(planes, bits, row // 8 * cols, part.reshape(8, cols))
+        else:
+            _unpack_rows(planes, bits, row // 8 * cols, block.reshape(8, cols))
+            part[:] = block[: part.shape[0]]
+
+
+@_kernel("void(u1[:,::1], u1[:,::1])")
+def pack_nibbles(codes, packed):  # type: ignore[no-untyped-def]
+    """Rows 2i and 2i+1 of ``codes`` to row i of ``packed``, the first in the high half."""
+    four = np.uint8(4)
+    n = codes.shape[0]
+    for i in range(n // 2):
+        high, low, out = codes[2 * i], codes[2 * i + 1], packed[i]
+        for c in range(out.shape[0]):
+            out[c] = np.uint8(high[c] << four) | low[c]
+    if n % 2:
+        for c in range(codes.shape[1]):
+            packed[n // 2, c] = np.uint8(codes[n - 1, c] << four)
+
+
+@_kernel("void(u1[:,::1], u1[:,::1])")
+def unpack_nibbles(packed, codes):  # type: ignore[no-untyped-def]
+    """The inverse of :func:`pack_nibbles`, into ``codes``."""
+    four, mask = np.uint8(4), np.uint8(15)
+    for row in range(codes.shape[0]):
+        source, out = packed[row // 2], codes[row]
+        if row % 2:
+            for c in range(out.shape[0]):
+                out[c] = source[c] & mask
+        else:
+            for c in range(out.shape[0]):
+                out[c] = source[c] >> four
+
+
+# Multi-bit quantisation.
+
+
+@_kernel("Tuple((f4, f4))(f4[::1], u1[::1], u1)", fastmath=_FASTMATH)
+def _begin(x, code, base):  # type: ignore[no-untyped-def]
+    total = squares = _ZERO
+    for i in range(x.shape[0]):
+        total += x[i]
+        squares += x[i] * x[i]
+        code[i] = base
+    return total, squares
+
+
+@_kernel("void(f4[::1], u1[::1], f4[::1], u1[::1], i8, f8[::1], f8[::1])", fastmath=_FASTMATH)
+def _three(x, code, thresholds, deltas, j, counts, sums):  # type: ignore[no-untyped-def]
+    """Thresholds j to j+2: flip the codes of all elements at or above each, count and sum these elements."""
+    t0, t1, t2 = thresholds[j], thresholds[j + 1], thresholds[j + 2]
+    d0, d1, d2 = deltas[j], deltas[j + 1], deltas[j + 2]
+    n0 = n1 = n2 = s0 = s1 = s2 = _ZERO
+    for i in range(x.shape[0]):
+        value = x[i]
+        above0, above1, above2 = value >= t0, value >= t1, value >= t2
+        c = code[i]
+        c ^= d0 if above0 else _NONE
+        c ^= d1 if above1 else _NONE
+        c ^= d2 if above2 else _NONE
+        code[i] = c
+        n0 += _ONE if above0 else _ZERO
+        n1 += _ONE if above1 else _ZERO
+        n2 += _ONE if above2 else _ZERO
+        s0 += value if above0 else _ZERO
+        s1 += value if above1 else _ZERO
+        s2 += value if above2 else _ZERO
+    counts[j] += n0
+    counts[j + 1] += n1
+    counts[j + 2] += n2
+    sums[j] += s0
+    sums[j + 1] += s1
+    sums[j + 2] += s2
+
+
+@_kernel("Tuple((f8, f8))(f4[::1], u1[::1], f4[::1], u1[::1], u1, f8[::1], f8[::1])")
+def _classify(x, code, thresholds, deltas, base, counts, sums):  # type: ignore[no-untyped-def]
+    """Codes of a run; adds to the counts and sums at and above each threshold. Returns sum and sum of squares."""
+    total = squares = 0.0
+    for low in range(0, x.shape[0], _RUN):
+        run = x[low : low + _RUN]
+        part = code[low : low + run.shape[0]]
+        t, s = _begin(run, part, base)
+        total += t
+        squares += s
+        for j in range(0, thresholds.shape[0], 3):
+            _three(run, part, thresholds, deltas, j, counts, sums)
+    return total, squares
+
+
+@_kernel("f8(f4[:,::1], f4[::1], u1[::1], u1[::1], i8, b1, u1[:,::1], f8[::1], f8[::1])")
+def encode_levels(x, thresholds, deltas, codes, bits, flat, planes, counts, sums):  # type: ignore[no-untyped-def]
+    """Bit planes of ``x``, with the number of elements and their sum per rank; returns the sum of squares."""
+    n, cols = x.shape
+    run = x.reshape(-1)
+    code = np.empty(_BLOCK, np.uint8)
+    above = np.zeros(thresholds.shape[0], np.float64)
+    above_sums = np.zeros(thresholds.shape[0], np.float64)
+    total = squares = 0.0
+    if flat:
+        for low in range(0, run.shape[0], _BLOCK):
+            part = run[low : low + _BLOCK]
+            t, s = _classify(part, code, thresholds, deltas, codes[0], above, above_sums)
+            total += t
+            squares += s
+            padded = (part.shape[0] + 7) // 8 * 8
+            code[part.shape[0] : padded] = 0
+            _pack_run(code[:padded], bits, planes, low // 8)
+    else:
+        for row in range(0, n, 8):
+            rows = min(8, n - row)
+            for left in range(0, cols, _WIDTH):
+                width = min(_WIDTH, cols - left)
+                # Whole rows lie in one run; short ones would otherwise cost a call each.
+                joined = rows if width == cols else 1
+                for r in range(0, rows, joined):
+                    at = (row + r) * cols + left
+                    part = run[at : at + joined * width]
+                    t, s = _classify(part, code[r * width :], thresholds, deltas, codes[0], above, above_sums)
+                    total += t
+                    squares += s
+                code[rows * width : 8 * width] = 0
+                _pack_rows(code[: 8 * width].reshape(8, width), bits, planes, row // 8 * cols + left)
+    last = codes.shape[0] - 1
+    counts[0] = run.shape[0] - above[0]
+    sums[0] = total - above_sums[0]
+    for rank in range(1, last):
+        counts[rank] = above[rank - 1] - above[rank]
+        sums[rank] = above_sums[rank - 1] - above_sums[rank]
+    counts[last] = above[last - 1]
+    sums[last] = above_sums[last - 1]
+    return squares
+
+
+@_kernel("Tuple((f4, f4, f4, f4))(f4[::1], u1[::1], f4[::1], i8, f4[::1])", fastmath=_FASTMATH)
+def _residue(x, code, a, bits, rest):  # type: ignore[no-untyped-def]
+    """What the first ``bits`` greedy signs leave of a run, and those signs as codes.
+
+    Returns the sum of the magnitudes of what is left, its sum and its sum of squares, and the sum of squares of x.
+    """
+    for i in range(x.shape[0]):
+        rest[i] = x[i]
+        code[i] = _NONE
+    for p in range(bits):
+        step = a[p]
+        bit = np.uint8(1 << p)
+        for i in range(x.shape[0]):
+            up = rest[i] >= _ZERO
+            rest[i] += -step if up else step
+            code[i] |= bit if up else _NONE
+    magnitude = total = squares = whole = _ZERO
+    for i in range(x.shape[0]):
+        magnitude += abs(rest[i])
+        total += rest[i]
+        squares += rest[i] * rest[i]
+        whole += x[i] * x[i]
+    return magnitude, total, squares, whole
+
+
+@_kernel("Tuple((f8, f8, f8))(f4[::1], i8, f4[::1], u1[::1])")
+def encode_residue(x, bits, a, codes):  # type: ignore[no-untyped-def]
+    """Residue initialisation: fills ``a`` and ``codes``; returns sum and squares of the residue, and squares of x."""
+    rest = np.empty(_RUN, np.float32)
+    total = squares = whole = 0.0
+    for p in range(bits + 1):
+        magnitude = total = squares = whole = 0.0
+        for low in range(0, x.shape[0], _RUN):
+            run = x[low : low + _RUN]
+            m, t, s, w = _residue(run, codes[low : low + run.shape[0]], a, p, rest)
+            magnitude += m
+            total += t
+            squares += s
+            whole += w
+        if p < bits:
+            a[p] = magnitude / x.shape[0]
+    return total, squares, whole
+
+
+@_kernel("void(u1[::1], f4[::1], f4[::1])")
+def _select(code, table, out):  # type: ignore[no-untyped-def]
+    """Four levels: selections vectorise where reads from a table do not."""
+    t0, t1, t2, t3 = table[0], table[1], table[2], table[3]
+    for i in range(code.shape[0]):
+        odd = (code[i] & np.uint8(1)) != 0
+        lower = t1 if odd else t0
+        upper = t3 if odd else t2
+        out[i] = upper if (code[i] & np.uint8(2)) != 0 else lower
+
+
+@_kernel("void(u1[::1], u8[::1], f4[::1])")
+def _look_up_pairs(code, pairs, out):  # type: ignore[no-untyped-def]
+    """Sixteen levels: eight codes are read at once, and two values found at once."""
+    words, found = code.view(np.uint64), out.view(np.uint64)
+    mask = np.uint64(255)
+    for i in range(words.shape[0]):
+        word = words[i] | (words[i] >> np.uint64(4))
+        found[4 * i] = pairs[word & mask]
+        found[4 * i + 1] = pairs[(word >> np.uint64(16)) & mask]
+        found[4 * i + 2] = pairs[(word >> np.uint64(32)) & mask]
+        found[4 * i + 3] = pairs[(word >> np.uint64(48)) & mask]
+
+
+@_kernel("void(u1[::1], f4[::1], u8[::1], f4[::1])")
+def _look_up(code, table, pairs, out):  # type: ignore[no-untyped-def]
+    if table.shape[0] == 4:
+        _select(code, table, out)
+        return
+    done = 0
+    if table.shape[0] == 16:
+        done = code.shape[0] // 8 * 8
+        _look_up_pairs(code[:done], pairs, out[:done])
+    for i in range(done, code.shape[0]):
+        out[i] = table[code[i]]
+
+
+@_kernel("void(u1[:,::1], i8, b1, f4[::1], f4[:,::1])")
+def decode_planes(planes, bits, flat, table, out):  # type: ignore[no-untyped-def]
+    """``out = table[code]``. The table holds 4, 16 or 256 values, those that no code names included."""
+    n, cols = out.shape
+    run = out.reshape(-1)
+    code = np.empty(_BLOCK, np.uint8)
+    pairs = np.empty(256, np.uint64)
+    values = pairs.view(np.float32)
+    if table.shape[0] == 16:
+        for i in range(256):
+            values[2 * i] = table[i & 15]
+            values[2 * i + 1] = table[i >> 4]
+    if flat:
+        for low in range(0, run.shape[0], _BLOCK):
+            part = run[low : low + _BLOCK]
+            _unpack_run(planes, bits, low // 8, code[: (part.shape[0] + 7) // 8 * 8])
+            _look_up(code[: part.shape[0]], table, pairs, part)
+        return
+    for row in range(0, n, 8):
+        rows = min(8, n - row)
+        for left in range(0, cols, _WIDTH):
+            width = min(_WIDTH, cols - left)
+            _unpack_rows(planes, bits, row // 8 * cols + left, code[: 8 * width].reshape(8, width))
+            joined = rows if width == cols else 1
+            for r in range(0, rows, joined):
+                at = (row + r) * cols + left
+                part = code[r * width : (r + joined) * width]
+                _look_up(part, table, pairs, run[at : at + joined * width])
+
+
+# Stochastic quantisation. No fastmath where a rounding decides: both implementations give the same bits.
+
+
+@_kernel("u4(u4[::1])")
+def _largest(patterns):  # type: ignore[no-untyped-def]
+    largest = np.uint32(0)
+    for i in range(patterns.shape[0]):
+        magnitude = np.uint32(patterns[i] & np.uint32(0x7FFFFFFF))
+        largest = magnitude if magnitude > largest else largest
+    return largest
+
+
+@_kernel("void(u4[::1], i8, u4[::1])")
+def block_maxima(patterns, block, out):  # type: ignore[no-untyped-def]
+    """Largest magnitude per block, on the bit patterns: they order like the floats, with infinity and NaN on top."""
+    for b in range(out.shape[0]):
+        out[b] = _largest(patterns[b * block : min((b + 1) * block, patterns.shape[0])])
+
+
+@_kernel("void(f4[::1], f4, f4, u4, u4, u4, i4, u1[::1])")
+def _round(x, inverse, limit, first, key0, key1, offset, out):  # type: ignore[no-untyped-def]
+    for i in range(x.shape[0]):
+        # numba widens 32-bit arithmetic to 64 bits unless every step is narrowed again.
+        h = np.uint32(np.uint32(np.uint32(first + np.uint32(i)) ^ key0) * np.uint32(0x9E3779B1))
+        h = np.uint32(np.uint32(h ^ np.uint32(h >> np.uint32(15))) ^ key1)
+        h = np.uint32(h * np.uint32(0x85EBCA77))
+        chance = np.float32(np.int32(h >> np.uint32(8))) * np.float32(2**-24)
+        q = np.floor(np.float32(np.float32(x[i] * inverse) + chance))
+        q = limit if q > limit else q
+        q = -limit if q < -limit else q
+        out[i] = np.uint8(np.int32(q) + offset)
+
+
+@_kernel("Tuple((f4, f4))(f4[::1], f4, u1[::1], i4, u1)", fastmath=_FASTMATH)
+def _miss(x, inverse, code, offset, flip):  # type: ignore[no-untyped-def]
+    error = squares = _ZERO
+    for i in range(x.shape[0]):
+        u = x[i] * inverse
+        miss = np.float32(np.int32(code[i] ^ flip) - offset) - u
+        error += miss * miss
+        squares += u * u
+    return error, squares
+
+
+@_kernel("Tuple((f8, f8))(f4[::1], f4[::1], f4[::1], i8, i8, u4, u4, u1[::1])")
+def round_stochastically(x, scales, inverses, block, bits, key0, key1, out):  # type: ignore[no-untyped-def]
+    """Codes of ``x`` [n] under a scale per block.
+
+    Returns squared error and sum of squares, both of the same runs: the first sixteen and a pseudo-random eighth of
+    the others. Enough to watch, where the full sums would cost as much as the rounding.
+    """
+    limit = np.float32((1 << (bits - 1)) - 1)
+    offset = np.int32(0 if bits == 8 else 1 << (bits - 1))
+    error = squares = 0.0
+    for b in range(scales.shape[0]):
+        stop = min((b + 1) * block, x.shape[0])
+        for low in range(b * block, stop, _RUN):
+            run = x[low : min(low + _RUN, stop)]
+            code = out[low : low + run.shape[0]]
+            _round(run, inverses[b], limit, np.uint32(low), key0, key1, offset, code)
+            number = np.uint32(low // min(block, _RUN))
+            if number < 16 or np.uint32(number * np.uint32(0x9E3779B1)) < np.uint32(1 << 29):
+                flip = np.uint8(0x80 if bits == 8 else 0)
+                e, s = _miss(run, inverses[b], code, np.int32(1 << (bits - 1)), flip)
+                weight = np.float64(scales[b]) * np.float64(scales[b])
+                error += e * weight
+                squares += s * weight
+    return error, squares
+
+
+@_kernel("void(u1[::1], f4, i4, u1, f4[::1])")
+def _scale(code, scale, offset, flip, out):  # type: ignore[no-untyped-def]
+    for i in range(out.shape[0]):
+        out[i] = np.float32(np.int32(code[i] ^ flip) - offset) * scale
+
+
+@_kernel("void(u1[::1], f4[::1], i8, i8, f4[::1])")
+def dequantise(codes, scales, block, bits, out):  # type: ignore[no-untyped-def]
+    """Float32 values of ``codes`` [n] under a scale per block, into ``out``."""
+    offset = np.int32(1 << (bits - 1))
+    flip = np.uint8(0x80 if bits == 8 else 0)
+    for b in range(scales.shape[0]):
+        low, high = b * block, min((b + 1) * block, out.shape[0])
+        _scale(codes[low:high], scales[b], offset, flip, out[low:high])

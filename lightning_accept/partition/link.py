@@ -1,0 +1,71 @@
+"""The link between two devices, and how long messages keep it busy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_accept.partition.times import Floats
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way between two neighbouring devices of the chain; each direction has its own values.
+
+    Attributes:
+        forward_bandwidth: Bits per second in the direction in which activations travel.
+        backward_bandwidth: Bits per second in the direction in which gradients travel.
+        forward_latency: Seconds from the last bit sent to the last bit received, activations' direction.
+        backward_latency: The same, gradients' direction.
+        full_duplex: Whether both directions work at the same time.
+        acknowledged: Whether a sender waits for the receiver's answer before its next message (as an HTTP client on
+            one connection does), so that a message also keeps its direction for one round trip.
+    """
+
+    forward_bandwidth: float = float("inf")
+    backward_bandwidth: float = float("inf")
+    forward_latency: float = 0.0
+    backward_latency: float = 0.0
+    full_duplex: bool = True
+    acknowledged: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values."""
+        if not (self.forward_bandwidth > 0 and self.backward_bandwidth > 0):
+            raise ValueError(
+                f"bandwidths must be above 0 bits per second, not {self.forward_bandwidth} and "
+                f"{self.backward_bandwidth}; leave the device out if the link is down"
+            )
+        if not (0 <= self.forward_latency < float("inf") and 0 <= self.backward_latency < float("inf")):
+            raise ValueError(
+                f"latencies must be finite and not negative, not {self.forward_latency} and {self.backward_latency} s"
+            )
+
+    def reversed(self) -> Link:
+        """The same link seen from the other end."""
+        return Link(
+            self.backward_bandwidth,
+            self.forward_bandwidth,
+            self.backward_latency,
+            self.forward_latency,
+            self.full_duplex,
+            self.acknowledged,
+        )
+
+    def busy(self, forward: Floats, backward: Floats, messages: int = 1) -> Floats:
+        """Seconds per batch for which the link is busy: no period can be shorter.
+
+        The larger of the two directions in full duplex; in half duplex the sum of the transmissions (algorithms.md
+        section 5) if that is more.
+
+        Args:
+            forward: Bytes in the activations' direction, any shape.
+            backward: Bytes in the gradients' direction, same shape.
+            messages: Messages per batch in each direction.
+        """
+        down = 8.0 * forward / self.forward_bandwidth
+        up = 8.0 * backward / self.backward_bandwidth
+        waiting = messages * (self.forward_latency + self.backward_latency) if self.acknowledged else 0.0
+        longer = np.maximum(down, up) + waiting
+        return longer if self.full_duplex else np.maximum(down + up, longer)

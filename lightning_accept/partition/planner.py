@@ -1,0 +1,116 @@
+"""The best partition of a chain of layers over a chain of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lightning_accept.partition.costs import BytesCosts, SecondsCosts
+from lightning_accept.partition.plan import LinkLoad, Plan, PlanError, StageLoad
+from lightning_accept.partition.problem import Device, Problem
+from lightning_accept.partition.reasons import left_out, no_plan
+from lightning_accept.partition.search import cheapest, starts, suffixes
+from lightning_accept.partition.times import AdditiveTimes
+
+
+def plan_partition(problem: Problem) -> Plan:
+    """Find the partition with the shortest period.
+
+    Exact, in O(devices * layers^2 + devices^2 * layers). Among partitions of equal period, the one with fewest bytes
+    on the links; then the one whose cuts come earliest, then the earliest devices.
+
+    Raises:
+        PlanError: If no partition is possible; the message names the device or the limit.
+    """
+    costs = SecondsCosts(problem)
+    found = suffixes(problem, costs, np.maximum)
+    period = starts(problem, costs, np.maximum, found).least
+    if not np.isfinite(period):
+        raise no_plan(problem)
+    chain = cheapest(problem, BytesCosts(problem, costs, period))
+    stages = _stages(problem, chain)
+    links = _links(problem, costs, chain)
+    single, alone = _single(problem)
+    used = {device for device, _ in chain}
+    return Plan(
+        stages=stages,
+        links=links,
+        period=period,
+        bottleneck=_bottleneck(stages, links),
+        single=single,
+        speedup=None if single is None or period == 0 else alone / period,
+        left_out=tuple(left_out(problem, costs, found, used, period)),
+    )
+
+
+def balanced(flops: Sequence[float], stages: int) -> list[int]:
+    """Cut the layers into runs such that the largest run has as few FLOPs as possible.
+
+    Args:
+        flops: FLOPs of every layer, not negative.
+        stages: Number of runs, each of one layer at least.
+
+    Returns:
+        The first layer of every stage, beginning with 0. Among equally good partitions the one with the earliest
+        cuts, so that the central node, which also computes the loss, gets the smallest share.
+
+    Raises:
+        PlanError: If there are fewer layers than stages.
+    """
+    if stages < 1:
+        raise PlanError(f"the number of stages must be at least 1, not {stages}")
+    if len(flops) < stages:
+        raise PlanError(f"{len(flops)} layers cannot fill {stages} stages: use fewer workers, or cut finer layers")
+    times = AdditiveTimes(flops)
+    nothing = [0] * (len(flops) + 1)
+    problem = Problem([Device(f"stage {stage}", times) for stage in range(stages)], nothing, nothing)
+    return list(plan_partition(problem).boundaries)
+
+
+def _stages(problem: Problem, chain: list[tuple[int, int]]) -> tuple[StageLoad, ...]:
+    stops = [first for _, first in chain[1:]] + [problem.layers]
+    stages = []
+    for (device, first), stop in zip(chain, stops, strict=True):
+        chosen = problem.devices[device]
+        seconds = float(chosen.times.row(first)[stop]) + (problem.loss_time if device == 0 else 0.0)
+        prefix = problem.memory_prefix(device)
+        stages.append(StageLoad(device, chosen.name, first, stop, seconds, float(prefix[stop] - prefix[first])))
+    return tuple(stages)
+
+
+def _links(problem: Problem, costs: SecondsCosts, chain: list[tuple[int, int]]) -> tuple[LinkLoad, ...]:
+    down, up = problem.crossing()
+    names = [problem.devices[device].name for device, _ in chain]
+    if len(chain) == 1:
+        return ()
+    if len(chain) == 2:
+        worker, cut = chain[1]
+        seconds = float(costs.both(worker)[cut])
+        return (LinkLoad(names[0], names[1], float(down[cut] + up[-1]), float(up[cut] + down[-1]), seconds),)
+    links = [
+        LinkLoad(source, target, float(down[cut]), float(up[cut]), float(costs.link(before, device)[cut]))
+        for source, target, (before, _), (device, cut) in zip(names, names[1:], chain, chain[1:], strict=False)
+    ]
+    links.append(LinkLoad(names[-1], names[0], float(down[-1]), float(up[-1]), costs.home(chain[-1][0])))
+    return tuple(links)
+
+
+def _single(problem: Problem) -> tuple[str | None, float]:
+    """The fastest device that holds the whole model, which then keeps no versions, and its seconds per batch."""
+    need = problem.memory_alone()
+    able = [
+        (float(device.times.row(0)[-1]) + problem.loss_time, index)
+        for index, device in enumerate(problem.devices)
+        if need <= device.memory and np.isfinite(device.times.row(0)[-1])
+    ]
+    if not able:
+        return None, np.inf
+    seconds, index = min(able)
+    return problem.devices[index].name, seconds
+
+
+def _bottleneck(stages: tuple[StageLoad, ...], links: tuple[LinkLoad, ...]) -> str:
+    loads = [(stage.seconds, f"stage {index} ({stage.name})") for index, stage in enumerate(stages)]
+    loads += [(link.seconds, f"link {link.source} -> {link.target}") for link in links]
+    return max(loads, key=lambda load: load[0])[1]

@@ -1,0 +1,145 @@
+"""What comes back to the central node, and what went wrong, for the one thread that waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_accept.codecs import CodecError, decode
+from lightning_accept.pipeline.messages import Direction, Packet, PipelineError, StageFault, TransportError
+from lightning_accept.pipeline.sender import describe
+from lightning_accept.pipeline.transport import WorkerHandle
+
+POLL_SECONDS = 1.0
+
+Delivery = tuple[dict[str, Any], list[Tensor | None]]
+
+
+class Mailbox:
+    """Collects packets and faults of all workers in threads of its own.
+
+    Args:
+        workers: All workers, in the order of their stages.
+        device: Where decoded tensors are put.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self, workers: list[WorkerHandle], device: torch.device, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._workers = workers
+        self._device = device
+        self._clock = clock
+        self._lock = threading.Condition()
+        self._mail: dict[tuple[str, int], Delivery] = {}
+        self._error: BaseException | None = None
+        self._closed = threading.Event()
+        self._term = 0
+        self._threads = [
+            threading.Thread(target=self._receive, args=(workers[-1], "down"), name="receive outputs", daemon=True),
+            threading.Thread(target=self._receive, args=(workers[0], "up"), name="receive gradients", daemon=True),
+            *(
+                threading.Thread(target=self._watch, args=(worker,), name=f"watch {worker.name}", daemon=True)
+                for worker in workers
+            ),
+        ]
+
+    def start(self) -> None:
+        """Start receiving and watching."""
+        for thread in self._threads:
+            thread.start()
+
+    def new_term(self, term: int) -> None:
+        """Receive packets of ``term`` from now on and drop what is left of earlier terms."""
+        with self._lock:
+            self._term = term
+            self._mail.clear()
+
+    def fail(self, error: BaseException) -> None:
+        """Make the waiting thread raise ``error``. The first error counts; a fault's own report beats its echo."""
+        with self._lock:
+            if self._error is None or (
+                isinstance(error, StageFault) and isinstance(self._error, TransportError)
+            ):
+                self._error = error
+            self._lock.notify_all()
+
+    @property
+    def failed(self) -> bool:
+        """Whether something went wrong."""
+        return self._error is not None
+
+    def check(self) -> None:
+        """Raise what went wrong, if anything did."""
+        if self._error is not None:
+            raise self._error
+
+    def wait(self, kind: str, job: int, what: str, timeout: float) -> Delivery:
+        """The packet of this kind and job, as metadata and decoded tensors; handed out once.
+
+        Raises:
+            PipelineError: If it has not come within ``timeout`` seconds, naming ``what``, or what went wrong meanwhile.
+        """
+        deadline = self._clock() + timeout
+        with self._lock:
+            while True:
+                self.check()
+                found = self._mail.pop((kind, job), None)
+                if found is not None:
+                    return found
+                left = deadline - self._clock()
+                if left <= 0:
+                    urls = ", ".join(worker.name for worker in self._workers)
+                    raise PipelineError(
+                        f"waited {timeout:g} s for {what}, which did not come; all workers answer ({urls}). If the links"
+                        " are that slow, raise AccEPTStrategy(batch_timeout=...)"
+                    )
+                self._lock.wait(left)
+
+    def close(self) -> None:
+        """End all threads. Idempotent."""
+        self._closed.set()
+        for worker in self._workers:
+            worker.close()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(5.0)
+
+    def _receive(self, worker: WorkerHandle, direction: Direction) -> None:
+        while not self._closed.is_set():
+            try:
+                packet = worker.receive(direction, POLL_SECONDS)
+                if packet is not None:
+                    self._put(packet, worker)
+            except Exception as error:
+                if not self._closed.is_set():
+                    self.fail(error)
+                return
+
+    def _put(self, packet: Packet, worker: WorkerHandle) -> None:
+        try:
+            tensors = [None if p is None else decode(p).to(self._device) for p in packet.payloads]
+        except CodecError as error:
+            what = describe(packet.kind, packet.meta)
+            raise PipelineError(f"{what} from {worker.name} cannot be decoded: {error}") from error
+        with self._lock:
+            if packet.term == self._term:
+                self._mail[packet.kind, packet.job] = (packet.meta, tensors)
+                self._lock.notify_all()
+
+    def _watch(self, worker: WorkerHandle) -> None:
+        while not self._closed.is_set():
+            try:
+                fault = worker.poll(POLL_SECONDS)
+            except Exception as error:
+                if not self._closed.is_set():
+                    self.fail(error)
+                return
+            if fault is not None:
+                self.fail(StageFault(fault))
+                return

@@ -1,0 +1,262 @@
+"""PipelinedModule: stands in for one module's forward, and keeps the stages that serve it in place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_accept.graph import Chain, Trace, trace
+from lightning_accept.partition.planner import balanced
+from lightning_accept.partition.schedule import Schedule
+from lightning_accept.pipeline.central import CentralPipeline, Ticket
+from lightning_accept.pipeline.deploy import resolve_partition
+from lightning_accept.pipeline.gather import restore_state
+from lightning_accept.pipeline.messages import PipelineError, StageState
+from lightning_accept.pipeline.suspended import Call, SuspendedStep
+
+log = logging.getLogger("lightning_accept")
+
+
+class PipelinedModule:
+    """Replaces ``module.forward`` by a call through the pipeline.
+
+    The stages are put in place at the first call, whose inputs the module is traced with, and again whenever a call
+    comes whose inputs the trace does not accept.
+
+    Args:
+        module: The module.
+        name: Its dotted path in the LightningModule, or its class's name, for messages.
+        pipeline: The pipeline that serves it.
+        schedule: Windows and depth.
+        partition: ``auto`` (stages of equal work, by FLOPs), or the first layer of every worker's stage.
+        optimizers: Gives the optimizers in force.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        name: str,
+        pipeline: CentralPipeline,
+        schedule: Schedule,
+        partition: str | Sequence[int | str],
+        optimizers: Callable[[], Sequence[Optimizer]],
+    ) -> None:
+        self.module = module
+        self.name = name
+        self.pipeline = pipeline
+        self.chain: Chain | None = None
+        self.starts: list[int] = []
+        self.calls = 0
+        """Pipelined calls so far."""
+        self._schedule = schedule
+        self._partition = partition
+        self._optimizers = optimizers
+        self._trace: Trace | None = None
+        self._anchor = torch.zeros((), requires_grad=True)
+
+    # ----- taking the place of forward
+
+    def install(self) -> None:
+        """Take the place of ``module.forward``."""
+        self.module.forward = self._forward  # type: ignore[method-assign]
+
+    def uninstall(self) -> None:
+        """Give ``module.forward`` back. Idempotent."""
+        vars(self.module).pop("forward", None)
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        call = Call(args, kwargs, _autocast_dtype(self.pipeline_device))
+        step = SuspendedStep.current()
+        if step is not None and step.call is None:
+            return step.wait_for_output(call)
+        if not torch.is_grad_enabled() or not self.module.training:
+            if torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(args, kwargs)):
+                raise PipelineError(
+                    f"{self.name} was called in eval mode with inputs that require grad; the pipeline differentiates in"
+                    " train mode only"
+                )
+            return self.evaluated(self.evaluate(call), self.module.training)
+        if step is not None:
+            raise PipelineError(
+                f"training_step calls the pipelined module {self.name} more than once; set"
+                " AccEPTStrategy(in_flight=1) for that"
+            )
+        return self._synchronous(call)
+
+    @property
+    def pipeline_device(self) -> torch.device:
+        """The central node's device."""
+        return next((p.device for p in self.module.parameters()), torch.device("cpu"))
+
+    # ----- the stages
+
+    def accepts(self, call: Call) -> bool:
+        """Whether the stages in place can serve this call."""
+        return self._trace is not None and self._trace.accepts(call.args, call.kwargs)
+
+    def prepare(self, call: Call) -> Trace:
+        """Put stages in place that can serve this call. If that takes a new trace, nothing may be in flight."""
+        if self._trace is not None and self.accepts(call):
+            return self._trace
+        if self._trace is not None:
+            log.info("%s is traced again: %s", self.name, self._trace.describe_mismatch(call.args, call.kwargs))
+            self.gather()
+        self.uninstall()
+        try:
+            self._trace = trace(self.module, call.args, call.kwargs, self._trace)
+        finally:
+            self.install()
+        firsts = [self.layers[start] for start in self.starts]
+        self.chain = Chain.from_trace(self._trace)
+        self.deploy(self._choose(firsts))
+        return self._trace
+
+    def deploy(self, starts: Sequence[int]) -> None:
+        """Put the stages in place that begin with these layers."""
+        assert self._trace is not None and self.chain is not None
+        self.starts = list(starts)
+        self.pipeline.deploy(self._trace, self.chain, self.starts, self._schedule, self._optimizers())
+        log.info("partition: %s", self.describe_partition())
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of all layers."""
+        return [layer.name for layer in self.chain.layers] if self.chain is not None else []
+
+    @property
+    def partition(self) -> list[list[str]]:
+        """Names of the layers of every stage, the central node's first."""
+        if not self.starts:
+            return []
+        edges = [0, *self.starts, len(self.layers)]
+        return [self.layers[first:last] for first, last in zip(edges, edges[1:])]
+
+    def describe_partition(self) -> str:
+        """The partition in one line."""
+        places = ["central node", *(worker.name for worker in self.pipeline.workers)]
+        parts = []
+        for number, (layers, place) in enumerate(zip(self.partition, places)):
+            span = layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]}"
+            parts.append(f"stage {number} ({place}): {span}")
+        return "; ".join(parts)
+
+    def gather(self) -> None:
+        """Write the trained weights, buffers and optimizer state of all workers into the user's own objects."""
+        if self._trace is None or not self.pipeline.deployed:
+            return
+        parameters, buffers, optimizers = self._trace.parameters, self._trace.buffers, self._optimizers()
+
+        def restore(stage: int, state: StageState) -> None:
+            restore_state(state, parameters, buffers, optimizers)
+
+        self.pipeline.gather(restore)
+
+    def _choose(self, firsts: Sequence[str]) -> list[int]:
+        workers = len(self.pipeline.workers)
+        layers = self.layers
+        if len(layers) <= workers:
+            raise PipelineError(
+                f"{self.name} has {len(layers)} layers ({', '.join(layers)}), too few for {workers} workers and the"
+                f" central node; use at most {len(layers) - 1} workers"
+            )
+        if isinstance(self._partition, str):
+            if firsts and all(first in layers for first in firsts):
+                return [layers.index(first) for first in firsts]  # a new trace alone is no reason to move layers
+            assert self.chain is not None
+            return balanced([layer.flops for layer in self.chain.layers], workers + 1)[1:]
+        return resolve_partition(self._partition, layers, workers)
+
+    # ----- calls
+
+    def begin(self, call: Call, updates: bool) -> Ticket:
+        """Begin a batch that is in flight until its gradient has come back.
+
+        Raises:
+            PipelineError: If an input requires grad: what lies before the pipelined module would have to be
+                differentiated with weights that have changed since.
+        """
+        traced = self.prepare(call)
+        inputs = traced.flatten(call.args, call.kwargs)
+        if any(tensor.requires_grad for tensor in inputs):
+            raise PipelineError(
+                f"an input of the pipelined module {self.name} requires grad. Pipeline a module that includes what comes"
+                " before it, with AccEPTStrategy(module=...), or set in_flight=1"
+            )
+        return self.pipeline.begin(inputs, updates=updates, autocast=call.autocast)
+
+    def output(self, ticket: Ticket) -> tuple[Any, list[Tensor]]:
+        """The output of a batch, in the module's own structure, and its tensors, which are leaves."""
+        assert self._trace is not None
+        leaves = [
+            tensor.requires_grad_(wanted) for tensor, wanted in zip(self.pipeline.output(ticket), ticket.needs_grad)
+        ]
+        return self._trace.unflatten(leaves, training=True), leaves
+
+    def evaluate(self, call: Call) -> int:
+        """Begin a forward without gradients; see :meth:`evaluated`."""
+        traced = self.prepare(call)
+        inputs = traced.flatten(call.args, call.kwargs)
+        return self.pipeline.evaluate(inputs, training=self.module.training, autocast=call.autocast)
+
+    def evaluated(self, number: int, training: bool) -> Any:
+        """The output of a batch given to :meth:`evaluate`, in the module's own structure."""
+        assert self._trace is not None
+        return self._trace.unflatten(self.pipeline.evaluated(number), training=training)
+
+    def _synchronous(self, call: Call) -> Any:
+        traced = self.prepare(call)
+        inputs = traced.flatten(call.args, call.kwargs)
+        outputs = _SynchronousCall.apply(self, call.autocast, self._anchor, *inputs)  # type: ignore[no-untyped-call]
+        return traced.unflatten(list(outputs), training=True)
+
+    def add_gradients(self) -> None:
+        """Move stage 0's gradients to where plain PyTorch has them."""
+        assert self._trace is not None
+        for name, gradient in self.pipeline.take_gradients().items():
+            parameter = self._trace.parameters[name]
+            if parameter.grad is None:
+                parameter.grad = gradient
+            else:
+                parameter.grad += gradient
+
+
+class _SynchronousCall(torch.autograd.Function):
+    """The pipelined call as one node of the user's autograd graph: forward and backward wait for the far end."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, owner: PipelinedModule, autocast: str | None, anchor: Tensor, *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Forward all stages; ``anchor`` requires grad, so that autograd calls :meth:`backward` in any case."""
+        ctx.set_materialize_grads(False)
+        ctx.owner = owner
+        ctx.ticket = owner.pipeline.begin(inputs, autocast=autocast, input_gradients=True)
+        outputs = owner.pipeline.output(ctx.ticket)
+        ctx.mark_non_differentiable(*(o for o, wanted in zip(outputs, ctx.ticket.needs_grad) if not wanted))
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """Backward all stages; parameters of stage 0 get their gradients, those of later stages keep them there."""
+        owner: PipelinedModule = ctx.owner
+        owner.pipeline.backward(ctx.ticket, gradients, None)
+        owner.pipeline.complete(ctx.ticket)
+        owner.add_gradients()
+        return (None, None, None, *ctx.ticket.input_gradients)
+
+
+def _autocast_dtype(device: torch.device) -> str | None:
+    if not torch.is_autocast_enabled(device.type):
+        return None
+    return str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
+
+
+def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]

@@ -1,0 +1,389 @@
+"""StageRunner: one stage at work on a worker, between its two neighbours."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_accept.codecs import CodecError, codec_from_config, decode
+from lightning_accept.graph import StageModule, StageProgram
+from lightning_accept.pipeline import optimizers as optim
+from lightning_accept.pipeline.messages import (
+    Deployment,
+    Fault,
+    Packet,
+    QueueFull,
+    StageFault,
+    StageState,
+    WrongTerm,
+)
+from lightning_accept.pipeline.order import OneForwardOneBackward
+from lightning_accept.pipeline.random_state import borrowed_random_state
+from lightning_accept.pipeline.sender import Outgoing, Sender, describe
+from lightning_accept.pipeline.stage import Job, StageExecutor
+from lightning_accept.pipeline.transport import Channel
+
+log = logging.getLogger("lightning_accept")
+
+T = TypeVar("T")
+_SEEN_KEPT = 4096
+
+
+class StageRunner:
+    """Holds one stage and works through its packets in an order fixed by the schedule.
+
+    One thread computes, two send. :meth:`deliver` decodes in the thread that received.
+
+    Args:
+        deployment: The stage.
+        device: Where to compute.
+        upstream: Channel to the previous stage.
+        downstream: Channel to the next stage, or back to the central node.
+        where: This worker's URL, for messages.
+        allowed_optimizers: Optimizer classes beyond ``torch.optim``.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        *,
+        device: torch.device,
+        upstream: Channel,
+        downstream: Channel,
+        where: str,
+        allowed_optimizers: Mapping[str, type[Optimizer]] | None = None,
+    ) -> None:
+        spec = deployment.spec
+        self._deployment = deployment
+        self._where = where
+        self._device = device
+        tensors = deployment.tensors
+        program = StageProgram.from_json(spec["program"])
+        parts = {prefix: _section(tensors, prefix, device) for prefix in ("param", "buffer", "const")}
+        module = StageModule(program, parts["param"], parts["buffer"], parts["const"], device)
+        self._layers = tuple(program.layers)
+        optimizers = [
+            optim.rebuild(entry, module.parameters, allowed_optimizers or {}) for entry in spec["optimizers"]
+        ]
+        self._executor = StageExecutor(
+            module,
+            optimizers,
+            weight_prediction=spec["weight_prediction"],
+            seed=spec["seed"],
+            stage=deployment.stage,
+        )
+        self._executor.restore_optimizers(spec["optimizer_state"], tensors)
+        window = spec["window"]
+        self._order = None if window is None else OneForwardOneBackward(window)
+        self._queue_limit: int = spec["queue_limit"]
+        self._lock = threading.Condition()
+        self._arrived: dict[tuple[str, int], tuple[Packet, list[Tensor | None]]] = {}
+        self._free: deque[tuple[Packet, list[Tensor | None]]] = deque()
+        self._commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._seen: dict[str, set[int]] = {}
+        self._fault: Fault | None = None
+        self._closed = False
+        self._figures = {"forward_seconds": 0.0, "backward_seconds": 0.0, "waiting_seconds": 0.0, "jobs": 0}
+        self._forward_seconds: dict[int, float] = {}
+        self._up = self._make_sender(upstream, "up")
+        self._down = self._make_sender(downstream, "down")
+        self._thread = threading.Thread(target=self._work, name=f"stage {deployment.stage}", daemon=True)
+
+    # ----- what the daemon calls
+
+    def start(self) -> None:
+        """Start the threads."""
+        self._up.start()
+        self._down.start()
+        self._thread.start()
+
+    def deliver(self, packet: Packet) -> None:
+        """Take a packet; see :meth:`lightning_accept.pipeline.transport.StageHost.deliver`."""
+        if (packet.run, packet.term) != (self._deployment.run, self._deployment.term):
+            raise WrongTerm(
+                f"stage {self._deployment.stage} on {self._where} serves run {self._deployment.run} in term"
+                f" {self._deployment.term}, not run {packet.run} in term {packet.term}"
+            )
+        key = (packet.kind, packet.job)
+        with self._lock:
+            self._check()
+            if packet.job in self._seen.setdefault(packet.kind, set()):
+                return
+            if packet.kind in ("forward", "evaluate") and self._waiting_jobs() >= self._queue_limit:
+                raise QueueFull
+        tensors = self._decode(packet)
+        with self._lock:
+            seen = self._seen[packet.kind]
+            if packet.job in seen:
+                return
+            if packet.kind == "flush" and self._order is not None:
+                self._order.flush(packet.job)
+            elif self._order is not None and packet.kind in ("forward", "backward"):
+                self._arrived[key] = (packet, tensors)
+            else:
+                self._free.append((packet, tensors))
+            seen.add(packet.job)
+            if len(seen) > _SEEN_KEPT:
+                self._seen[packet.kind] = {job for job in seen if job > packet.job - _SEEN_KEPT // 2}
+            self._lock.notify_all()
+        if packet.kind == "flush":
+            self._down.put(Outgoing("flush", packet.job, packet.meta))
+
+    def state(self, timeout: float) -> StageState:
+        """Gather the stage's state; see :class:`lightning_accept.pipeline.transport.StageHost`."""
+
+        def gather() -> StageState:
+            spec, tensors = self._executor.gather()
+            return StageState(spec, {name: t.to("cpu", copy=True) for name, t in tensors.items()})
+
+        return self._command(gather, timeout, "gather its state")
+
+    def stats(self) -> dict[str, Any]:
+        """JSON-able figures of this stage and its links."""
+        with self._lock:
+            waiting = self._waiting_jobs()
+        return {
+            "stage": self._deployment.stage,
+            "layers": list(self._layers),
+            "term": self._deployment.term,
+            "updates": self._executor.updates_done,
+            "outstanding": len(self._executor.outstanding),
+            "queued": waiting,
+            **self._figures,
+            "links": {"up": vars(self._up.figures).copy(), "down": vars(self._down.figures).copy()},
+        }
+
+    @property
+    def fault(self) -> Fault | None:
+        """Why the stage stopped, or None."""
+        return self._fault
+
+    def close(self) -> None:
+        """End all threads. Idempotent."""
+        with self._lock:
+            self._closed = True
+            commands, self._commands = list(self._commands), deque()
+            self._lock.notify_all()
+        for _, future in commands:
+            future.cancel()
+        self._up.close()
+        self._down.close()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+
+    # ----- the compute thread
+
+    def _work(self) -> None:
+        while True:
+            started = time.perf_counter()
+            with self._lock:
+                while (task := self._next_task()) is None and not self._closed and self._fault is None:
+                    self._lock.wait()
+                if self._closed or self._fault is not None or task is None:
+                    return
+            self._figures["waiting_seconds"] += time.perf_counter() - started
+            doing, action = task
+            try:
+                action()
+            except BaseException as error:
+                self._fail(doing, error)
+                return
+
+    def _next_task(self) -> tuple[str, Callable[[], None]] | None:
+        if self._commands:
+            function, future = self._commands.popleft()
+            return "command", lambda: _run_command(function, future)
+        if self._free:
+            packet, tensors = self._free.popleft()
+            return describe(packet.kind, packet.meta), lambda: self._process(packet, tensors)
+        if self._order is None:
+            return None
+        action = self._order.next()
+        entry = self._arrived.pop(action, None)
+        if entry is None:
+            return None
+        self._order.done(action)
+        return describe(entry[0].kind, entry[0].meta), lambda: self._process(*entry)
+
+    def _process(self, packet: Packet, tensors: list[Tensor | None]) -> None:
+        if packet.kind == "forward":
+            self._forward(packet, tensors)
+        elif packet.kind == "backward":
+            self._backward(packet, tensors)
+        elif packet.kind == "evaluate":
+            outputs = self._executor.run(_present(tensors), packet.meta["training"], packet.meta.get("autocast"))
+            self._down.put(Outgoing("evaluate", packet.job, packet.meta, outputs))
+        elif packet.kind == "step":
+            self._zero_gradients(packet)
+            for index, groups in packet.meta["update"]:
+                self._executor.step(index, groups, keep_gradients=True)
+
+    def _forward(self, packet: Packet, tensors: list[Tensor | None]) -> None:
+        meta = packet.meta
+        if meta.get("empty"):
+            self._down.put(Outgoing("forward", packet.job, meta))
+            return
+        started = time.perf_counter()
+        with borrowed_random_state(tensors, "random_state" in meta) as state:
+            outputs, needs_grad = self._executor.forward(
+                _job(packet), _present(state.tensors), meta["needs_grad"], meta.get("autocast")
+            )
+            state.returned = outputs
+        seconds = time.perf_counter() - started
+        self._figures["forward_seconds"] += seconds
+        self._forward_seconds[packet.job] = seconds
+        self._down.put(Outgoing("forward", packet.job, {**meta, "needs_grad": needs_grad}, state.returned))
+
+    def _backward(self, packet: Packet, tensors: list[Tensor | None]) -> None:
+        meta = packet.meta
+        started = time.perf_counter()
+        self._zero_gradients(packet)
+        gradients: list[Tensor | None] = []
+        if meta.get("skip"):
+            self._executor.skip(packet.job)
+        elif not meta.get("empty"):
+            gradients = self._executor.backward(packet.job, tensors)
+        _synchronise(self._device)
+        seconds = time.perf_counter() - started
+        self._figures["backward_seconds"] += seconds
+        self._figures["jobs"] += 1
+        forward_seconds = self._forward_seconds.pop(packet.job, 0.0)
+        times = {**meta.get("times", {}), str(self._deployment.stage): [forward_seconds, seconds]}
+        # The gradient leaves before the update: the neighbour need not wait for it.
+        self._up.put(Outgoing("backward", packet.job, {**meta, "times": times}, gradients))
+        for index, groups in meta.get("update") or ():
+            self._executor.step(index, groups)
+
+    # ----- helpers
+
+    def _zero_gradients(self, packet: Packet) -> None:
+        for index in packet.meta.get("zero", ()):
+            self._executor.zero_gradients(index)
+
+    def _decode(self, packet: Packet) -> list[Tensor | None]:
+        try:
+            return [None if p is None else decode(p).to(self._device) for p in packet.payloads]
+        except CodecError as error:
+            neighbour = "previous" if packet.direction == "down" else "next"
+            raise ValueError(
+                f"stage {self._deployment.stage}: {describe(packet.kind, packet.meta)} from the {neighbour} stage cannot"
+                f" be decoded: {error}"
+            ) from error
+
+    def _waiting_jobs(self) -> int:
+        return len(self._free) + sum(kind == "forward" for kind, _ in self._arrived)
+
+    def _check(self) -> None:
+        if self._fault is not None:
+            raise StageFault(self._fault)
+        if self._closed:
+            raise WrongTerm(f"stage {self._deployment.stage} on {self._where} is closed")
+
+    def _command(self, function: Callable[[], T], timeout: float, what: str) -> T:
+        future: Future[T] = Future()
+        with self._lock:
+            self._check()
+            self._commands.append((function, future))
+            self._lock.notify_all()
+        try:
+            return future.result(timeout)
+        except FutureTimeout:
+            raise TimeoutError(
+                f"stage {self._deployment.stage} on {self._where} did not {what} within {timeout:g} s"
+            ) from None
+
+    def _fail(self, doing: str, error: BaseException) -> None:
+        if isinstance(error, StageFault):
+            fault = error.fault
+        else:
+            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            line = f"{type(error).__name__}: {error}"
+            fault = Fault(self._deployment.stage, self._layers, self._where, doing, line, trace)
+        with self._lock:
+            if self._fault is not None or self._closed:
+                return
+            self._fault = fault
+            commands, self._commands = list(self._commands), deque()
+            self._lock.notify_all()
+        log.error("stage %d failed in the %s: %s", fault.stage, fault.doing, fault.error)
+        for _, future in commands:
+            future.set_exception(StageFault(fault))
+
+    def _make_sender(self, channel: Channel, direction: str) -> Sender:
+        deployment = self._deployment
+        codecs = deployment.spec["codecs"]
+        mine = deployment.stage
+        other = mine - 1 if direction == "up" else (mine + 1) % deployment.stages
+        return Sender(
+            f"link from stage {mine} to stage {other}",
+            channel,
+            codec_from_config(codecs["backward" if direction == "up" else "forward"]),
+            codec_from_config(codecs["evaluate"]),
+            run=deployment.run,
+            term=deployment.term,
+            on_error=self._fail,
+        )
+
+
+def build_stage(
+    deployment: Deployment,
+    *,
+    device: torch.device,
+    upstream: Channel,
+    downstream: Channel,
+    where: str,
+    allowed_optimizers: Mapping[str, type[Optimizer]] | None = None,
+) -> StageRunner:
+    """What a worker daemon makes of a deployment.
+
+    Raises:
+        ValueError: If the program is not one that this version can run, or an optimizer is not allowed here.
+    """
+    return StageRunner(
+        deployment,
+        device=device,
+        upstream=upstream,
+        downstream=downstream,
+        where=where,
+        allowed_optimizers=allowed_optimizers,
+    )
+
+
+def _section(tensors: Mapping[str, Tensor], prefix: str, device: torch.device) -> dict[str, Tensor]:
+    start = prefix + "/"
+    return {name[len(start) :]: tensor.to(device) for name, tensor in tensors.items() if name.startswith(start)}
+
+
+def _job(packet: Packet) -> Job:
+    meta = packet.meta
+    return Job(packet.job, meta["batch"], meta["micro"], meta["updates"])
+
+
+def _present(tensors: list[Tensor | None]) -> list[Tensor]:
+    if any(tensor is None for tensor in tensors):
+        raise ValueError("an activation is missing in the packet")
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def _run_command(function: Callable[[], T], future: Future[T]) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,162 @@
+"""Sends packets from a thread of its own, so that encoding and transfer overlap compute."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from lightning_accept.codecs import Codec, CodecError, Raw
+from lightning_accept.pipeline.messages import Kind, Packet, PipelineError
+from lightning_accept.pipeline.transport import Channel
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A packet that is still to be encoded.
+
+    Attributes:
+        kind: As :attr:`Packet.kind`.
+        job: As :attr:`Packet.job`.
+        meta: As :attr:`Packet.meta`. ``meta["bits"]`` sets the codec's bit width from this packet on.
+        tensors: The tensors; None where there is none.
+    """
+
+    kind: Kind
+    job: int
+    meta: dict[str, Any]
+    tensors: Sequence[Tensor | None] = ()
+
+
+@dataclass
+class LinkFigures:
+    """What one link has carried so far, in one direction.
+
+    Attributes:
+        packets: Number of packets.
+        payload_bytes: Bytes of encoded tensors, framing left out.
+        raw_bytes: Bytes that the same tensors take without a codec.
+        encode_seconds: Time spent encoding.
+        send_seconds: Time spent in transfer, waiting for the receiver's room included.
+        last_error: Relative squared quantisation error of the last encoded tensor, if the codec tells.
+    """
+
+    packets: int = 0
+    payload_bytes: int = 0
+    raw_bytes: int = 0
+    encode_seconds: float = 0.0
+    send_seconds: float = 0.0
+    last_error: float | None = None
+
+
+class Sender:
+    """One direction of one link.
+
+    Args:
+        name: Describes the link in messages, for example ``link from stage 0 to stage 1``.
+        channel: Where packets go.
+        codec: For tensors of training packets. One copy per tensor of the cut, since a codec may carry state.
+        eval_codec: For tensors of ``evaluate`` packets.
+        run: Run of all packets.
+        term: Term of all packets.
+        on_error: Called once, from the sender's thread, with what went wrong; nothing is sent after that.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        channel: Channel,
+        codec: Codec,
+        eval_codec: Codec,
+        *,
+        run: str,
+        term: int,
+        on_error: Callable[[str, BaseException], None],
+    ) -> None:
+        self.figures = LinkFigures()
+        self._name = name
+        self._channel = channel
+        self._templates = {False: codec, True: eval_codec}
+        self._codecs: dict[tuple[bool, int], Codec] = {}
+        self._run = run
+        self._term = term
+        self._on_error = on_error
+        self._queue: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"send: {name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def put(self, outgoing: Outgoing) -> None:
+        """Queue a packet; returns at once."""
+        self._queue.put(outgoing)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Drop what is queued, interrupt the transfer in progress and end the thread."""
+        self._channel.close()
+        self._queue.put(None)
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def start_epoch(self) -> None:
+        """Tell the codecs that an epoch begins. Call while nothing is queued."""
+        for codec in self._codecs.values():
+            codec.start_epoch()
+
+    def _work(self) -> None:
+        while True:
+            outgoing = self._queue.get()
+            if outgoing is None:
+                return
+            try:
+                started = time.perf_counter()
+                packet = self._encode(outgoing)
+                encoded = time.perf_counter()
+                self._channel.send(packet)
+            except BaseException as error:
+                self._on_error(f"sending of {describe(outgoing.kind, outgoing.meta)} over the {self._name}", error)
+                return
+            figures = self.figures
+            figures.packets += 1
+            figures.payload_bytes += packet.nbytes
+            figures.raw_bytes += sum(t.numel() * t.element_size() for t in outgoing.tensors if t is not None)
+            figures.encode_seconds += encoded - started
+            figures.send_seconds += time.perf_counter() - encoded
+
+    def _encode(self, outgoing: Outgoing) -> Packet:
+        evaluating = outgoing.kind == "evaluate"
+        payloads = []
+        for index, tensor in enumerate(outgoing.tensors):
+            if tensor is None:
+                payloads.append(None)
+                continue
+            codec = self._codecs.get((evaluating, index))
+            if codec is None:
+                codec = self._codecs[evaluating, index] = self._templates[evaluating].fresh()
+            if "random_state" in outgoing.meta and index == len(outgoing.tensors) - 1:
+                codec = Raw()
+            bits = outgoing.meta.get("bits")
+            if bits is not None and codec.bits is not None and codec.bits != bits and not evaluating:
+                codec.bits = bits
+            try:
+                payloads.append(codec.encode(tensor))
+            except CodecError as error:
+                what = describe(outgoing.kind, outgoing.meta)
+                raise PipelineError(f"{self._name}: cannot encode tensor {index} of {what}: {error}") from error
+            if not evaluating and codec.last_error is not None:
+                self.figures.last_error = codec.last_error
+        return Packet(outgoing.kind, self._run, self._term, outgoing.job, outgoing.meta, tuple(payloads))
+
+
+def describe(kind: str, meta: dict[str, Any]) -> str:
+    """A packet in words, for messages."""
+    if "batch" not in meta:
+        return kind
+    micro = f", micro-batch {meta['micro']}" if meta.get("micros", 1) > 1 else ""
+    return f"{kind} of batch {meta['batch']}{micro}"

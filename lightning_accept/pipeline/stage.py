@@ -1,0 +1,332 @@
+"""StageExecutor: forward, backward and update of one stage. Knows no network and no Lightning."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_accept.graph import StageModule
+from lightning_accept.pipeline import optimizers as optim
+from lightning_accept.pipeline.messages import PipelineError
+from lightning_accept.pipeline.prediction import predict_weights
+
+RANDOM_LOCK = threading.Lock()  # stages that share a process share the global random state too
+
+
+class NonFiniteActivation(PipelineError):
+    """An activation or a gradient holds NaN or infinity."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One unit of work: a micro-batch of a batch.
+
+    Attributes:
+        number: Position among all training jobs of the term.
+        batch: Number of the batch.
+        micro: Number of the micro-batch within it.
+        updates: True if the batch is expected to end with an optimizer step (False within gradient accumulation).
+    """
+
+    number: int
+    batch: int
+    micro: int = 0
+    updates: bool = True
+
+
+@dataclass
+class _Version:
+    """Weights that batches in flight were forwarded with (weight stashing)."""
+
+    weights: dict[str, Tensor]
+
+
+@dataclass
+class _Stash:
+    job: Job
+    version: _Version
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+class StageExecutor:
+    """Runs one stage with weight versions.
+
+    Forward and backward of a batch use the same weights, those of the moment when its first micro-batch was
+    forwarded, or, with weight prediction, those expected when its update comes. Order is the caller's business.
+
+    Args:
+        module: The stage.
+        optimizers: One per optimizer of the LightningModule; None where it has no parameters in this stage. Empty
+            where somebody else steps the parameters: then :meth:`take_gradients` hands the gradients over.
+        weight_prediction: Predict weights for batches in flight.
+        shared_optimizers: The optimizers are the user's own, which also hold parameters of other stages: step only this
+            stage's, and leave param group options and other gradients as they were.
+        seed: Where not None, random operations (dropout) of every job are seeded by ``seed``, batch and micro-batch.
+            None leaves the global random state alone, as plain training does.
+        stage: Number of this stage, for messages and seeds.
+    """
+
+    def __init__(
+        self,
+        module: StageModule,
+        optimizers: Sequence[Optimizer | None],
+        *,
+        weight_prediction: bool,
+        seed: int | None,
+        stage: int,
+        shared_optimizers: bool = False,
+    ) -> None:
+        self.module = module
+        self.optimizers = list(optimizers)
+        self.stage = stage
+        self.updates_done = 0
+        """Number of optimizer steps taken since the deployment."""
+        self._weight_prediction = weight_prediction
+        self._seed = seed
+        self._shared_optimizers = shared_optimizers
+        self._names: dict[nn.Parameter, str] = {p: name for name, p in module.parameters.items()}
+        self._stashes: dict[int, _Stash] = {}
+        self._by_batch: dict[int, _Version] = {}
+        self._current: tuple[int, _Version] | None = None
+        self._gradients: dict[str, Tensor] = {}
+
+    @property
+    def outstanding(self) -> list[Job]:
+        """Jobs forwarded and not yet backwarded, oldest first."""
+        return [stash.job for stash in self._stashes.values()]
+
+    def staleness(self) -> int:
+        """Updates that will come between a forward now and its own update."""
+        return len({stash.job.batch for stash in self._stashes.values() if stash.job.updates})
+
+    def forward(
+        self, job: Job, inputs: Sequence[Tensor], needs_grad: Sequence[bool], autocast: str | None = None
+    ) -> tuple[list[Tensor], list[bool]]:
+        """Forward one micro-batch in train mode and keep what its backward needs.
+
+        Args:
+            job: The job.
+            inputs: Input tensors of the stage, in the program's order.
+            needs_grad: For each input, whether its gradient is wanted upstream.
+            autocast: Name of the autocast dtype (``bfloat16``), or None.
+
+        Returns:
+            The outputs, detached, and for each whether it needs a gradient.
+
+        Raises:
+            NonFiniteActivation: If an output that needs a gradient holds NaN or infinity.
+        """
+        version = self._version_for(job)
+        leaves = [
+            tensor.detach().requires_grad_() if wanted and tensor.is_floating_point() else tensor.detach()
+            for tensor, wanted in zip(inputs, needs_grad)
+        ]
+        with torch.inference_mode(False), torch.enable_grad(), self._autocast(autocast), self._random(job):
+            outputs = self.module.run(leaves, training=True, parameters=version.weights)
+        self._stashes[job.number] = _Stash(job, version, leaves, outputs)
+        for index, output in enumerate(outputs):
+            if output.requires_grad:
+                check_finite(output, f"output {index} of stage {self.stage} in the forward of batch {job.batch}")
+        return [output.detach() for output in outputs], [output.requires_grad for output in outputs]
+
+    def backward(self, job: int, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Backward the job forwarded under this number and add to the stage's gradients.
+
+        Args:
+            job: Number of the job.
+            gradients: For each output the gradient of the loss, None where there is none.
+
+        Returns:
+            For each input its gradient, None where none is wanted or the loss does not depend on it.
+
+        Raises:
+            NonFiniteActivation: If a gradient holds NaN or infinity.
+        """
+        stash = self._take(job)
+        label = f"stage {self.stage} in the backward of batch {stash.job.batch}"
+        pairs = []
+        for index, (output, gradient) in enumerate(zip(stash.outputs, gradients)):
+            if gradient is not None and output.requires_grad:
+                check_finite(gradient, f"gradient of output {index} of {label}")
+                pairs.append((output, gradient.to(output.device, output.dtype)))
+        wanted = [leaf for leaf in stash.inputs if leaf.requires_grad]
+        weights = {name: w for name, w in stash.version.weights.items() if w.requires_grad}
+        results: tuple[Tensor | None, ...] = (None,) * (len(wanted) + len(weights))
+        if pairs and results:
+            results = torch.autograd.grad(
+                [output for output, _ in pairs],
+                [*wanted, *weights.values()],
+                [gradient for _, gradient in pairs],
+                allow_unused=True,
+            )
+        for name, result in zip(weights, results[len(wanted) :]):
+            if result is not None:
+                known = self._gradients.get(name)
+                self._gradients[name] = result if known is None else known + result
+        of_input = iter(results[: len(wanted)])
+        return [next(of_input) if leaf.requires_grad else None for leaf in stash.inputs]
+
+    def skip(self, job: int) -> None:
+        """Forget the job forwarded under this number; it will not be backwarded."""
+        self._take(job)
+
+    def run(self, inputs: Sequence[Tensor], training: bool, autocast: str | None = None) -> list[Tensor]:
+        """Forward without gradients on the newest weights, disturbing nothing that is in flight.
+
+        Args:
+            inputs: Input tensors of the stage.
+            training: Train mode (statistics of BatchNorm are updated) or eval mode.
+            autocast: Name of the autocast dtype, or None.
+        """
+        with torch.no_grad(), self._autocast(autocast):
+            return [tensor.detach() for tensor in self.module.run(inputs, training=training)]
+
+    def zero_gradients(self, index: int) -> None:
+        """Drop the gradients added up for the parameters of optimizer ``index``."""
+        optimizer = self.optimizers[index]
+        for parameter in self._own_parameters(optimizer) if optimizer is not None else ():
+            self._gradients.pop(self._names[parameter], None)
+
+    def step(self, index: int, groups: optim.HyperParameters, keep_gradients: bool = False) -> None:
+        """Update the weights by optimizer ``index`` from the gradients added up so far.
+
+        Args:
+            index: Number of the optimizer.
+            groups: Hyper-parameters of every param group, as on the central node.
+            keep_gradients: Leave the gradients for :meth:`zero_gradients`, as plain PyTorch does.
+        """
+        optimizer = self.optimizers[index]
+        if optimizer is not None:
+            with self._undisturbed(optimizer):
+                optim.apply_hyper_parameters(optimizer, groups)
+                mine = self._own_parameters(optimizer)
+                self._protect_versions(mine)
+                for parameter in mine:
+                    parameter.grad = self._gradients.get(self._names[parameter])
+                optimizer.step()
+                for parameter in mine:
+                    parameter.grad = None
+                if not keep_gradients:
+                    self.zero_gradients(index)
+        self.updates_done += 1
+        self._current = None
+
+    def take_gradients(self) -> dict[str, Tensor]:
+        """Hand over the gradients added up so far, by parameter name, and start from nothing."""
+        gradients, self._gradients = self._gradients, {}
+        return gradients
+
+    def weights_changed(self) -> None:
+        """Tell that somebody else has changed the parameters."""
+        self._current = None
+
+    def gather(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Scalars and tensors (``param/``, ``buffer/`` and ``optim/``) that make up the stage's state."""
+        scalars, tensors = optim.pack_state(self.optimizers, self._names)
+        tensors.update({f"param/{name}": p.detach() for name, p in self.module.parameters.items()})
+        tensors.update({f"buffer/{name}": b.detach() for name, b in self.module.buffers.items()})
+        return {"optimizers": scalars, "updates": self.updates_done}, tensors
+
+    def restore_optimizers(self, scalars: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> None:
+        """Put optimizer state in that :meth:`gather` took elsewhere."""
+        optim.unpack_state(self.optimizers, self.module.parameters, scalars, tensors)
+
+    def _take(self, job: int) -> _Stash:
+        stash = self._stashes.pop(job, None)
+        if stash is None:
+            raise PipelineError(f"stage {self.stage} holds no forward of job {job}")
+        if all(other.job.batch != stash.job.batch for other in self._stashes.values()):
+            self._by_batch.pop(stash.job.batch, None)
+        return stash
+
+    def _version_for(self, job: Job) -> _Version:
+        known = self._by_batch.get(job.batch)
+        if known is None:
+            updates = self.staleness() if self._weight_prediction else 0
+            if self._current is None or self._current[0] != updates:
+                self._current = (updates, self._make_version(updates))
+            known = self._by_batch[job.batch] = self._current[1]
+        return known
+
+    def _make_version(self, updates: int) -> _Version:
+        predicted = predict_weights(self.optimizers, updates)
+        weights = {}
+        for name, parameter in self.module.parameters.items():
+            # `.data` shares the storage but not autograd's version counter: an update that comes before the backward
+            # replaces the storage first (_protect_versions) instead of being reported as a modified saved tensor.
+            weights[name] = predicted.get(parameter, parameter.data).requires_grad_(parameter.requires_grad)
+        return _Version(weights)
+
+    def _protect_versions(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Before an update: move to new storage the parameters that batches in flight still need."""
+        held = {w.data_ptr() for stash in self._stashes.values() for w in stash.version.weights.values()}
+        for parameter in parameters:
+            if parameter.data_ptr() in held:
+                parameter.data = parameter.data.clone()
+
+    def _own_parameters(self, optimizer: Optimizer) -> list[nn.Parameter]:
+        return [p for group in optimizer.param_groups for p in group["params"] if p in self._names]
+
+    @contextmanager
+    def _undisturbed(self, optimizer: Optimizer) -> Iterator[None]:
+        """Keep a shared optimizer's options, and the gradients of parameters that are not of this stage."""
+        if not self._shared_optimizers:
+            yield
+            return
+        groups = optim.hyper_parameters(optimizer)
+        others = [p for g in optimizer.param_groups for p in g["params"] if p not in self._names and p.grad is not None]
+        gradients = [p.grad for p in others]
+        for parameter in others:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, gradient in zip(others, gradients):
+                parameter.grad = gradient
+            optim.apply_hyper_parameters(optimizer, groups)
+
+    def _autocast(self, dtype: str | None) -> Any:
+        if dtype is None:
+            return nullcontext()
+        return torch.autocast(self.module.device.type, dtype=getattr(torch, dtype))
+
+    @contextmanager
+    def _random(self, job: Job) -> Iterator[None]:
+        if self._seed is None or not self.module.random(training=True):
+            yield
+            return
+        with RANDOM_LOCK, torch.random.fork_rng(devices=_cuda_devices(self.module.device)):
+            torch.manual_seed(job_seed(self._seed, self.stage, job))
+            yield
+
+
+def job_seed(seed: int, stage: int, job: Job) -> int:
+    """The seed of one job's random operations; the same wherever and whenever it runs."""
+    mixed = (seed + 0x9E3779B97F4A7C15 * (1 + stage)) & 0xFFFFFFFFFFFFFFFF
+    for value in (job.batch, job.micro):
+        mixed = ((mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9 + value + 1) & 0xFFFFFFFFFFFFFFFF
+    return mixed >> 1
+
+
+def check_finite(tensor: Tensor, what: str) -> None:
+    """Refuse NaN and infinity.
+
+    Raises:
+        NonFiniteActivation: Naming ``what``.
+    """
+    # The sum is finite if and only if all summands are, overflow aside; it costs one pass and no second tensor.
+    if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+        kind = "NaN" if torch.isnan(tensor).any() else "infinity"
+        raise NonFiniteActivation(f"{what} holds {kind}; look at the input data and the learning rate")
+
+
+def _cuda_devices(device: torch.device) -> list[int]:
+    return [device.index or 0] if device.type == "cuda" else []

@@ -1,0 +1,63 @@
+"""Trainer features that the pipeline does not serve: refused before training, with what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch.optim import Optimizer
+
+
+def check_trainer(trainer: Trainer, in_flight: int | None) -> None:
+    """Refuse what the Trainer was asked for and the pipeline cannot do.
+
+    Args:
+        trainer: The trainer, in fit.
+        in_flight: Batches in flight; None for ``auto``.
+
+    Raises:
+        MisconfigurationException: Naming the argument and the way out.
+    """
+    if trainer.gradient_clip_val:
+        raise MisconfigurationException(
+            "AccEPTStrategy does not clip gradients yet; remove Trainer(gradient_clip_val=...) and lower the learning rate"
+            " or warm it up instead"
+        )
+    if trainer.num_devices > 1 or trainer.num_nodes > 1:
+        raise MisconfigurationException(
+            f"AccEPTStrategy uses one device on the central node, not {trainer.num_devices} on {trainer.num_nodes} nodes;"
+            " set Trainer(devices=1) and list the others as workers"
+        )
+    precision = trainer.precision_plugin
+    if isinstance(precision, MixedPrecision) and precision.scaler is not None:
+        raise MisconfigurationException(
+            "Trainer(precision='16-mixed') scales the loss, which stages on other devices cannot undo; use 'bf16-mixed'"
+        )
+    module = trainer.lightning_module
+    if in_flight not in (None, 1):
+        if not module.automatic_optimization:
+            raise MisconfigurationException(
+                f"manual optimization needs AccEPTStrategy(in_flight=1), not in_flight={in_flight}"
+            )
+        if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
+            raise MisconfigurationException(
+                f"training_step(dataloader_iter) needs AccEPTStrategy(in_flight=1), not in_flight={in_flight}"
+            )
+
+
+def check_optimizers(optimizers: Sequence[Optimizer]) -> None:
+    """Refuse optimizers that cannot be split over stages.
+
+    Raises:
+        MisconfigurationException: Naming the optimizer.
+    """
+    for optimizer in optimizers:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise MisconfigurationException(
+                "LBFGS evaluates the loss several times per step, which a pipeline cannot do; choose SGD, AdamW or another"
+                " first-order optimizer"
+            )

@@ -1,0 +1,50 @@
+"""Reading a request's body: nothing before its length is known and allowed, and never longer than a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from lightning_accept.remote.frames import new_buffer
+from lightning_accept.remote.refusal import Refusal
+
+SLOWEST_RATE = 16 * 1024
+"""Bytes per second below which a sender is not waited for."""
+
+
+async def read_body(request: web.Request, limit: int, patience: float) -> memoryview:
+    """The body of ``request`` in a buffer of its own.
+
+    Args:
+        request: The request, of which nothing but the head has been read.
+        limit: Largest length in bytes.
+        patience: Seconds without a byte after which the sender is given up.
+
+    Raises:
+        Refusal: 411 without a declared length, 413 above ``limit``, 408 past the deadline.
+    """
+    size = request.content_length
+    if size is None:
+        raise Refusal(411, "length", "the request must declare its Content-Length")
+    if size > limit:
+        raise Refusal(
+            413,
+            "size",
+            f"a body of {size} bytes exceeds the limit of {limit} bytes; start the worker with a larger --max-body",
+        )
+    buffer = new_buffer(size)
+    filled = 0
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience + size / SLOWEST_RATE
+    while filled < size:
+        remaining = min(patience, deadline - loop.time())
+        try:
+            chunk, _ = await asyncio.wait_for(request.content.readchunk(), remaining)
+        except asyncio.TimeoutError:
+            raise Refusal(408, "slow", f"only {filled} of {size} bytes of the body arrived in time") from None
+        if not chunk:
+            raise Refusal(400, "frame", f"the body ended after {filled} of {size} bytes")
+        buffer[filled : filled + len(chunk)] = chunk
+        filled += len(chunk)
+    return buffer

@@ -1,0 +1,123 @@
+"""HTTP sessions whose calls in progress can be ended from another thread."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import weakref
+from contextlib import suppress
+from typing import Any
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager
+from urllib3.connection import HTTPConnection, HTTPSConnection
+
+_BLOCK = 256 * 1024
+"""Bytes per write. The socket's timeout holds for one write, so a slow link only has to manage this much in time."""
+
+
+class Interrupter:
+    """Knows the open sockets, and ends what waits on them."""
+
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether :meth:`interrupt` was called."""
+        return self._closed.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Pause for ``seconds``; return at once with True when interrupted."""
+        return self._closed.wait(seconds)
+
+    def watch(self, connection: socket.socket) -> None:
+        """Include ``connection``."""
+        with self._lock:
+            self._sockets.add(connection)
+        if self.interrupted:
+            _shut(connection)
+
+    def interrupt(self) -> None:
+        """End all calls in progress and to come. Idempotent."""
+        self._closed.set()
+        with self._lock:
+            sockets = list(self._sockets)
+        for connection in sockets:
+            _shut(connection)
+
+
+def _shut(connection: socket.socket) -> None:
+    # Not through SSLSocket: its shutdown pulls the TLS object from under a thread that reads.
+    with suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+
+def new_session(interrupter: Interrupter) -> requests.Session:
+    """A session that ignores proxies, netrc and CA settings of the environment and heeds ``interrupter``."""
+    session = requests.Session()
+    session.trust_env = False
+    session.headers["Accept-Encoding"] = "identity"
+    adapter = _Adapter(interrupter)
+    session.mount("http://", adapter)
+    session.mount("https://", adapter)
+    return session
+
+
+class _Adapter(HTTPAdapter):
+    def __init__(self, interrupter: Interrupter) -> None:
+        self._interrupter = interrupter
+        super().__init__(pool_connections=1, pool_maxsize=4)
+
+    def init_poolmanager(self, connections: int, maxsize: int, block: bool = False, **arguments: Any) -> None:
+        interrupter = self._interrupter
+
+        class Plain(HTTPConnection):
+            def connect(self) -> None:
+                super().connect()
+                interrupter.watch(self.sock)
+
+        class Secure(HTTPSConnection):
+            def connect(self) -> None:
+                super().connect()
+                interrupter.watch(self.sock)
+
+        class PlainPool(HTTPConnectionPool):
+            ConnectionCls = Plain
+
+        class SecurePool(HTTPSConnectionPool):
+            ConnectionCls = Secure
+
+        super().init_poolmanager(connections, maxsize, block, blocksize=_BLOCK, **arguments)
+        manager: PoolManager = self.poolmanager
+        manager.pool_classes_by_scheme = {"http": PlainPool, "https": SecurePool}
+
+
+class Upload:
+    """A request body that is written block by block."""
+
+    def __init__(self, body: bytes) -> None:
+        self._view = memoryview(body)
+        self._position = 0
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def read(self, size: int = -1) -> memoryview:
+        """The next ``size`` bytes without copying them."""
+        end = len(self._view) if size < 0 else self._position + size
+        block = self._view[self._position : end]
+        self._position += len(block)
+        return block
+
+    def __iter__(self) -> Upload:
+        return self
+
+    def __next__(self) -> memoryview:
+        block = self.read(_BLOCK)
+        if not block:
+            raise StopIteration
+        return block

@@ -1,0 +1,331 @@
+"""Workers in this process, for tests and debugging: the same contracts as over HTTP, without a network."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from lightning_accept.pipeline.messages import (
+    Deployment,
+    Direction,
+    Fault,
+    Packet,
+    PipelineError,
+    QueueFull,
+    StageFault,
+    StageState,
+    TransportError,
+    WrongTerm,
+)
+from lightning_accept.pipeline.transport import Channel, StageHost
+from lightning_accept.remote.disturb import Disturbance
+from lightning_accept.remote.outbox import Outbox
+from lightning_accept.remote.tenancy import StageFactory
+from lightning_accept.remote.wire import (
+    PROTOCOL,
+    pack_deployment,
+    pack_packet,
+    pack_state,
+    unpack_deployment,
+    unpack_packet,
+    unpack_state,
+)
+from lightning_accept.version import __version__
+
+Disturb = Callable[[Packet], Disturbance]
+
+_RETRY_PAUSE = 0.005
+_FAULT_INTERVAL = 0.01
+
+
+class MemoryCluster:
+    """``count`` workers in this process, at ``memory://1``, ``memory://2``, ...
+
+    Args:
+        count: Number of workers.
+        make_stage: Builds their stages.
+        disturb: What happens to every packet on its way; called from several threads.
+        through_wire: Turn everything into frames and back, as HTTP does. Otherwise packets to workers pass as they
+            are.
+        device: Where stages compute.
+        timeout: Seconds after which a packet that is not taken is given up.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        make_stage: StageFactory,
+        disturb: Disturb | None = None,
+        *,
+        through_wire: bool = True,
+        device: torch.device | str = "cpu",
+        timeout: float = 60.0,
+    ) -> None:
+        self.make_stage = make_stage
+        self.disturb = disturb
+        self.through_wire = through_wire
+        self.device = torch.device(device)
+        self.timeout = timeout
+        self.workers = [MemoryWorker(self, f"memory://{number}") for number in range(1, count + 1)]
+
+    def worker_at(self, address: str) -> MemoryWorker:
+        """The worker whose address is ``address``; PipelineError if there is none."""
+        for worker in self.workers:
+            if worker.address == address:
+                return worker
+        raise PipelineError(f"there is no worker {address} in this cluster of {len(self.workers)}")
+
+    def close(self) -> None:
+        """Release every worker."""
+        for worker in self.workers:
+            worker.close()
+            worker.release()
+
+
+class MemoryChannel:
+    """A channel to a worker of the cluster, with whatever disturbs its packets."""
+
+    def __init__(self, cluster: MemoryCluster, address: str) -> None:
+        self._cluster = cluster
+        self._address = address
+        self._closed = threading.Event()
+        self._late: list[Packet] = []
+
+    def send(self, packet: Packet) -> None:
+        """See :meth:`lightning_accept.pipeline.transport.Channel.send`."""
+        cluster = self._cluster
+        disturbance = _suffer(cluster, packet, self._closed)
+        if cluster.through_wire:
+            packet = unpack_packet(pack_packet(packet))
+        for _ in range(disturbance.losses):
+            self._closed.wait(_RETRY_PAUSE)
+        self._deliver(packet)
+        late, self._late = self._late, []
+        duplicates = [packet] * disturbance.duplicates
+        if disturbance.late:
+            self._late = duplicates
+            duplicates = []
+        for duplicate in late + duplicates:
+            self._deliver(duplicate)
+
+    def _deliver(self, packet: Packet) -> None:
+        deadline = time.monotonic() + self._cluster.timeout
+        while True:
+            if self._closed.is_set():
+                raise TransportError(f"the {packet.kind} of job {packet.job} to {self._address} was interrupted")
+            try:
+                self._cluster.worker_at(self._address).deliver(packet)
+                return
+            except QueueFull as full:
+                if time.monotonic() + full.retry_after > deadline:
+                    raise TransportError(
+                        f"worker {self._address} did not take the {packet.kind} of job {packet.job} within"
+                        f" {self._cluster.timeout:g} s: {full}"
+                    ) from full
+                self._closed.wait(full.retry_after)
+            except ValueError as error:
+                raise PipelineError(
+                    f"worker {self._address} refused the {packet.kind} of job {packet.job}: {error}"
+                ) from error
+
+    def close(self) -> None:
+        """See :meth:`lightning_accept.pipeline.transport.Channel.close`."""
+        self._closed.set()
+
+
+class _DisturbedOutbox(Outbox):
+    """The way to the central node. Its numbering makes up for loss and duplicates, so only the delay is felt."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        super().__init__()
+        self._cluster = cluster
+        self._interrupted = threading.Event()
+
+    def send(self, packet: Packet) -> None:
+        _suffer(self._cluster, packet, self._interrupted)
+        super().send(packet)
+
+    def close(self) -> None:
+        self._interrupted.set()
+        super().close()
+
+
+def _suffer(cluster: MemoryCluster, packet: Packet, interrupted: threading.Event) -> Disturbance:
+    disturbance = Disturbance() if cluster.disturb is None else cluster.disturb(packet)
+    interrupted.wait(disturbance.delay)
+    return disturbance
+
+
+class MemoryWorker:
+    """A :class:`~lightning_accept.pipeline.transport.WorkerHandle` and the worker behind it."""
+
+    def __init__(self, cluster: MemoryCluster, address: str) -> None:
+        self.name = self.address = address
+        self.unreachable = False
+        """Set to True to make the worker vanish: every call then raises TransportError at once."""
+        self._cluster = cluster
+        self._run = ""
+        self._holder = ""
+        self._closed = False
+        self._host: StageHost | None = None
+        self._term: int | None = None
+        self._terms = threading.Condition()
+        self._outboxes: dict[Direction, Outbox] = {}
+        self._received: dict[Direction, int] = {}
+        self._sending = MemoryChannel(cluster, address)
+
+    def claim(self, run: str, holder: str) -> dict[str, Any]:
+        """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.claim`."""
+        self._check()
+        if self._run and (self._run, self._holder) != (run, holder):
+            raise PipelineError(f"worker {self.name} is busy: held by {self._holder} (run {self._run})")
+        if self._closed:
+            self._closed = False
+            self._sending = MemoryChannel(self._cluster, self.address)
+        self._run, self._holder = run, holder
+        return {
+            "version": __version__,
+            "protocol": PROTOCOL,
+            "device": str(self._cluster.device),
+            "threads": torch.get_num_threads(),
+            "host": f"process {os.getpid()}",
+        }
+
+    def deploy(self, deployment: Deployment) -> None:
+        """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.deploy`."""
+        self._check()
+        if deployment.run != self._run or (self._term is not None and deployment.term <= self._term):
+            raise WrongTerm(f"worker {self.name} refused term {deployment.term} of run {deployment.run}")
+        if self._cluster.through_wire:
+            deployment = unpack_deployment(pack_deployment(deployment))
+        self._drop()
+        outboxes: dict[Direction, Outbox] = {
+            "up": _DisturbedOutbox(self._cluster),
+            "down": _DisturbedOutbox(self._cluster),
+        }
+        upstream = self._channel(deployment.upstream, outboxes["up"])
+        downstream = self._channel(deployment.downstream, outboxes["down"])
+        try:
+            host = self._cluster.make_stage(
+                deployment, device=self._cluster.device, upstream=upstream, downstream=downstream, where=self.name
+            )
+        except ValueError as error:
+            raise PipelineError(f"worker {self.name} refused stage {deployment.stage}: {error}") from error
+        except Exception as error:
+            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            line = f"{type(error).__name__}: {error}"
+            raise StageFault(Fault(deployment.stage, (), self.name, "deployment", line, trace)) from error
+        host.start()
+        with self._terms:
+            self._host, self._term, self._outboxes = host, deployment.term, outboxes
+            self._received = {"up": 0, "down": 0}
+            self._terms.notify_all()
+
+    def _channel(self, address: str | None, outbox: Outbox) -> Channel:
+        return outbox if address is None else MemoryChannel(self._cluster, address)
+
+    def deliver(self, packet: Packet) -> None:
+        """The worker's side of :meth:`send`; see :meth:`StageHost.deliver`."""
+        if self.unreachable:
+            raise TransportError(f"worker {self.name} could not be reached")
+        host = self._host
+        if host is None:
+            raise WrongTerm(f"no stage of run {packet.run} is deployed on {self.name}")
+        host.deliver(packet)
+
+    def send(self, packet: Packet) -> None:
+        """See :meth:`lightning_accept.pipeline.transport.Channel.send`."""
+        self._check()
+        self._sending.send(packet)
+
+    def receive(self, direction: Direction, timeout: float) -> Packet | None:
+        """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.receive`."""
+        deadline = time.monotonic() + timeout
+        with self._terms:
+            self._terms.wait_for(lambda: self._closed or self._host is not None, timeout)
+            self._check()
+            if self._host is None:
+                return None
+            outbox, after = self._outboxes[direction], self._received[direction]
+        item = outbox.fetch(after, max(0.0, deadline - time.monotonic()))
+        self._check()
+        if item is None:
+            return None
+        number, frame = item
+        with self._terms:
+            if outbox is not self._outboxes.get(direction):
+                return None
+            self._received[direction] = number
+        return unpack_packet(frame)
+
+    def state(self, timeout: float) -> StageState:
+        """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.state`."""
+        try:
+            state = self._deployed().state(timeout)
+        except TimeoutError as error:
+            raise TransportError(f"worker {self.name}, its state: {error}") from error
+        return unpack_state(pack_state(state)) if self._cluster.through_wire else state
+
+    def poll(self, timeout: float) -> Fault | None:
+        """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.poll`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            self._check()
+            host = self._host
+            fault = None if host is None else host.fault
+            remaining = deadline - time.monotonic()
+            if fault is not None or remaining <= 0:
+                return fault
+            with self._terms:
+                self._terms.wait_for(lambda: self._closed, min(remaining, _FAULT_INTERVAL))
+
+    def stats(self) -> dict[str, Any]:
+        """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.stats`."""
+        self._check()
+        return {} if self._host is None else self._host.stats()
+
+    def close(self) -> None:
+        """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.close`."""
+        self._sending.close()
+        with self._terms:
+            self._closed = True
+            outboxes = list(self._outboxes.values())
+            self._terms.notify_all()
+        for outbox in outboxes:
+            outbox.close()
+
+    def release(self) -> None:
+        """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.release`."""
+        with suppress(PipelineError):
+            self._drop()
+        self._run = self._holder = ""
+        self._term = None
+
+    def _drop(self) -> None:
+        with self._terms:
+            host, self._host = self._host, None
+            outboxes = list(self._outboxes.values())
+            self._terms.notify_all()
+        for outbox in outboxes:
+            outbox.close()
+        if host is not None:
+            host.close()
+
+    def _deployed(self) -> StageHost:
+        self._check()
+        if self._host is None:
+            raise WrongTerm(f"no stage is deployed on {self.name}")
+        return self._host
+
+    def _check(self) -> None:
+        if self.unreachable:
+            raise TransportError(f"worker {self.name} could not be reached")
+        if self._closed and self._run:
+            raise TransportError(f"worker {self.name}: the call was interrupted")

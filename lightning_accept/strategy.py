@@ -1,0 +1,573 @@
+"""AccEPTStrategy: Lightning's hooks, translated into calls on the pipeline."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightning_accept.choose import choose_module
+from lightning_accept.codecs import Codec, make_codec
+from lightning_accept.horizon import TrainingHorizon
+from lightning_accept.partition.schedule import Schedule, default_schedule
+from lightning_accept.pipeline.central import CentralPipeline, Ticket
+from lightning_accept.pipeline.deploy import Settings
+from lightning_accept.pipeline.lookahead import Feed, Handle, LookAheadLoader, begin_ahead
+from lightning_accept.pipeline.messages import PipelineError
+from lightning_accept.pipeline.module import PipelinedModule
+from lightning_accept.pipeline.optimizers import hyper_parameters
+from lightning_accept.pipeline.suspended import SuspendedStep
+from lightning_accept.pipeline.transport import WorkerHandle
+from lightning_accept.refusals import check_optimizers, check_trainer
+from lightning_accept.remote.client import HttpWorker
+from lightning_accept.remote.local import LocalWorkers
+
+log = logging.getLogger("lightning_accept")
+
+
+class AccEPTStrategy(SingleDeviceStrategy):
+    """Trains one LightningModule through an asynchronous pipeline of workers (AccEPT, arXiv 2311.05827).
+
+    This process is the central node: it runs the Trainer, owns the data, computes the loss and holds stage 0. Every
+    worker holds one later stage.
+
+    Args:
+        workers: URLs of running workers, in the order of their stages; or a number of workers to start on this
+            machine, which end with the trainer.
+        module: Dotted path of the module to pipeline. By default the LightningModule itself if it defines forward,
+            else its only child with parameters.
+        in_flight: Batches begun and not fully backwarded. 1 is the synchronous mode, equal to training on one device;
+            more keep all stages busy at the price of weights that are up to ``in_flight - 1`` updates old. ``auto``
+            takes the number of workers plus 2, or 1 for manual optimization.
+        micro_batches: Parts into which every batch is split inside the pipeline. BatchNorm then sees each part alone.
+        partition: ``auto`` for stages of equal work by FLOPs, or the first layer of every worker's stage, by index or
+            name.
+        forward_codec: Codec for activations: a name or an instance.
+        backward_codec: Codec for gradients.
+        eval_codec: Codec for activations in validation, test and predict.
+        weight_prediction: Forward batches in flight with the weights expected when their update comes.
+        sync_warmup_steps: Optimizer steps at the start of training with one batch in flight only.
+        token: The workers' bearer token; by default the environment's ``LIGHTNING_ACCEPT_TOKEN``. Embedded workers get
+            a random one.
+        cafile: Certificates that HTTPS workers are checked against; by default the system's.
+        timeout: Seconds within which a worker must answer before it counts as lost.
+        batch_timeout: Seconds within which a batch must come back.
+        worker_threads: Threads of each embedded worker; by default the cores are divided among them and this process.
+        device: Device of the central node, for stage 0 and the loss; by default what the Trainer's ``accelerator`` says.
+    """
+
+    strategy_name = "accept"
+
+    def __init__(
+        self,
+        workers: int | Sequence[str | WorkerHandle] = 2,
+        module: str | None = None,
+        in_flight: int | str = "auto",
+        micro_batches: int = 1,
+        partition: str | Sequence[int | str] = "auto",
+        forward_codec: str | Codec = "raw",
+        backward_codec: str | Codec = "raw",
+        eval_codec: str | Codec = "raw",
+        weight_prediction: bool = True,
+        sync_warmup_steps: int = 0,
+        token: str | None = None,
+        cafile: str | None = None,
+        timeout: float = 60.0,
+        batch_timeout: float = 900.0,
+        worker_threads: int | None = None,
+        device: str | torch.device = "auto",
+    ) -> None:
+        super().__init__(device="cpu" if device == "auto" else device)
+        self.parallel_devices: list[torch.device] | None = None
+        """Set by the Trainer to what its ``accelerator`` and ``devices`` amount to."""
+        self._auto_device = device == "auto"
+        if isinstance(workers, str):
+            raise ValueError(f"workers must be a list of URLs or a number; write workers=[{workers!r}]")
+        if isinstance(workers, bool) or (isinstance(workers, int) and workers < 1) or not workers:
+            raise ValueError(f"workers={workers!r}: at least one worker is needed")
+        if not (in_flight == "auto" or (isinstance(in_flight, int) and in_flight >= 1)):
+            raise ValueError(f"in_flight={in_flight!r}: give 'auto' or a number from 1")
+        if micro_batches < 1:
+            raise ValueError(f"micro_batches={micro_batches}: give a number from 1")
+        if isinstance(partition, str) and partition != "auto":
+            raise ValueError(f"partition={partition!r}: give 'auto' or the first layer of every worker's stage")
+        self._worker_places = workers
+        self._module_path = module
+        self._in_flight = in_flight
+        self._micro_batches = micro_batches
+        self._partition = partition
+        self._codecs = {
+            "forward_codec": make_codec(forward_codec),
+            "backward_codec": make_codec(backward_codec),
+            "eval_codec": make_codec(eval_codec),
+        }
+        self._weight_prediction = weight_prediction
+        self._sync_warmup_steps = sync_warmup_steps
+        self._token = token
+        self._cafile = cafile
+        self._timeout = timeout
+        self._batch_timeout = batch_timeout
+        self._worker_threads = worker_threads
+        self._local: LocalWorkers | None = None
+        self._pipelined: PipelinedModule | None = None
+        self._pipeline: CentralPipeline | None = None
+        self._schedule: Schedule | None = None
+        self._horizon: TrainingHorizon | None = None
+        self._feeds: dict[str, Feed] = {}
+        self._in_hand: Handle | None = None
+        self._live: tuple[Ticket, list[Tensor]] | None = None
+        self._stepping = False
+        self._drain_after = False
+        self._restore_hooks: list[Callable[[], None]] = []
+
+    @classmethod
+    @override
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        strategy_registry.register(cls.strategy_name, cls, description="AccEPT: pipeline of remote workers over HTTP")
+
+    @property
+    @override
+    def root_device(self) -> torch.device:
+        if self._auto_device and self.parallel_devices:
+            return self.parallel_devices[0]
+        return super().root_device
+
+    # ----- life
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        assert self.lightning_module is not None
+        self._trainer = trainer
+        module, name = choose_module(self.lightning_module, self._module_path)
+        if trainer.state.fn == TrainerFn.FITTING:
+            check_trainer(trainer, None if self._in_flight == "auto" else int(self._in_flight))
+        super().setup(trainer)
+        check_optimizers(self.optimizers)
+        try:
+            handles = self._make_workers()
+            self._schedule = self._make_schedule(len(handles))
+            settings = Settings(
+                **self._codecs, weight_prediction=self._weight_prediction, seed=torch.initial_seed() % 2**63
+            )
+            self._pipeline = CentralPipeline(
+                handles,
+                settings,
+                device=self.root_device,
+                timeout=self._timeout,
+                batch_timeout=self._batch_timeout,
+            )
+            self._pipeline.connect(_holder())
+        except BaseException:
+            self._close_pipeline()
+            raise
+        self._pipelined = PipelinedModule(
+            module, name, self._pipeline, self._schedule, self._partition, lambda: self.optimizers
+        )
+        self._pipelined.install()
+        self._install_hooks(self.lightning_module)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._horizon = TrainingHorizon(trainer, self._sync_warmup_steps)
+
+    @override
+    def teardown(self) -> None:
+        self._close_pipeline()
+        super().teardown()
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        self._abandon_steps()
+        if isinstance(exception, KeyboardInterrupt):
+            try:
+                self._gather()
+            except PipelineError as error:
+                log.warning("weights trained since the last checkpoint could not be gathered: %s", error)
+        self._close_pipeline()
+
+    @override
+    def on_train_end(self) -> None:
+        self._leave_training()
+        self._gather()
+
+    # ----- data
+
+    @override
+    def process_dataloader(self, dataloader: object) -> object:
+        if self._trainer.training and self._synchronous:
+            return dataloader
+        return LookAheadLoader(dataloader, self._new_feed)
+
+    @override
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        if isinstance(batch, Handle):
+            self._in_hand = batch
+            self._open(batch, dataloader_idx)
+            return batch.batch
+        self._in_hand = None
+        return super().batch_to_device(batch, device, dataloader_idx)
+
+    def _new_feed(self, feed: Feed) -> None:
+        """A new pass over a dataloader begins: what an earlier one began and nobody took up is dropped."""
+        if self._trainer.training:
+            self._leave_training()
+            self._feeds["training"] = feed
+        else:
+            self._feeds["evaluation"] = feed
+
+    def _open(self, handle: Handle, dataloader_idx: int) -> None:
+        if handle.opened:
+            return
+        assert self.lightning_module is not None
+        handle.opened = True
+        batch = self.precision_plugin.convert_input(handle.raw)
+        batch = self.lightning_module._on_before_batch_transfer(batch, dataloader_idx=dataloader_idx)
+        handle.batch = super().batch_to_device(batch, None, dataloader_idx)
+        handle.raw = None
+
+    def _install_hooks(self, lightning_module: LightningModule) -> None:
+        """Stand in for three methods of the user's objects until the pipeline is closed."""
+        before_transfer, user_log = lightning_module._on_before_batch_transfer, lightning_module.log
+
+        def on_before_batch_transfer(batch: Any, dataloader_idx: int = 0) -> Any:
+            if isinstance(batch, Handle):
+                return batch  # its hooks run in _open, once
+            # Several dataloaders at once: the batch is a collection of handles, and nothing is begun ahead.
+            return before_transfer(apply_to_collection(batch, Handle, _unwrap), dataloader_idx)
+
+        def deferring_log(*args: Any, **kwargs: Any) -> None:
+            step = SuspendedStep.current()
+            if step is not None and step.early:
+                step.deferred.append(lambda: user_log(*args, **kwargs))  # to be logged with its own batch
+            else:
+                user_log(*args, **kwargs)
+
+        self._stand_in(lightning_module, "_on_before_batch_transfer", on_before_batch_transfer)
+        self._stand_in(lightning_module, "log", deferring_log)
+        if self._synchronous:
+            for index, (raw, wrapped) in enumerate(zip(self.optimizers, self._lightning_optimizers)):
+                for optimizer in (raw, wrapped):
+                    self._stand_in(optimizer, "zero_grad", self._zero_grad(index, optimizer.zero_grad))
+
+    def _zero_grad(self, index: int, original: Callable[..., None]) -> Callable[..., None]:
+        def zero_grad(*args: Any, **kwargs: Any) -> None:
+            original(*args, **kwargs)
+            if self._pipeline is not None:
+                self._pipeline.zero_gradients(index)
+
+        return zero_grad
+
+    def _stand_in(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        setattr(owner, name, function)
+        self._restore_hooks.append(lambda: vars(owner).pop(name, None))
+
+    # ----- training
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        assert self._pipeline is not None and self._pipelined is not None
+        if self._synchronous:
+            self._pipeline.abandon()  # forwards of earlier steps that were never backwarded
+            calls = self._pipelined.calls
+            result = super().training_step(*args, **kwargs)
+            if self._pipelined.calls == calls:
+                self._refuse_uncalled("training_step")
+            return result
+        assert self._horizon is not None
+        handle = self._take_in_hand(args)
+        limit = self._horizon.batches_ahead(handle.feed)
+        lead = self._schedule_in_force.forward_lead - 1
+        more = begin_ahead(
+            handle, int(min(limit, lead)), lambda batch, ahead: self._begin("training_step", batch, args, ahead)
+        )
+        begun = len(handle.feed.started()) if handle.feed is not None else 0
+        if not more or limit <= begun:
+            self._pipeline.flush()
+        self._drain_after = begun == 0 and (limit <= 0 or not more)
+        self._horizon.hold(handle.feed, begun)
+        assert handle.step is not None and handle.ticket is not None
+        output, leaves = self._pipelined.output(handle.ticket)
+        self._live = (handle.ticket, leaves)
+        result = handle.step.resume(output)
+        if result is None or (isinstance(result, Mapping) and result.get("loss") is None):
+            self._pipeline.skip(handle.ticket, self._update())
+            self._complete_lagging()
+        return result
+
+    @override
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        loss = super().backward(closure_loss, optimizer, *args, **kwargs)
+        if not self._synchronous:
+            assert self._pipeline is not None and self._live is not None
+            ticket, leaves = self._live
+            self._pipeline.backward(ticket, [leaf.grad for leaf in leaves], self._update())
+            self._complete_lagging()
+        return loss
+
+    @override
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        assert self._pipeline is not None and self._pipelined is not None
+        if self._synchronous:
+            result = super().optimizer_step(optimizer, closure, model, **kwargs)
+            if self._pipeline.deployed:  # not if the step never called the pipelined module
+                self._pipeline.step([[self._index(optimizer), hyper_parameters(optimizer)]])
+            return result
+        self._stepping, self._live = True, None
+        try:
+            result = super().optimizer_step(optimizer, closure, model, **kwargs)
+        finally:
+            self._stepping = False
+        if self._live is None:
+            raise PipelineError(
+                "optimizer.step() was called without the closure that LightningModule.optimizer_step is given; pass"
+                " optimizer_closure to it, or set AccEPTStrategy(in_flight=1)"
+            )
+        self._live = None
+        return result
+
+    def _begin(self, hook: str, handle: Handle, args: tuple[Any, ...], ahead: int) -> bool:
+        """Start the user's step for a batch and put it in flight; False if it must wait for its turn."""
+        assert self._pipeline is not None and self._pipelined is not None
+        if ahead and not handle.opened:
+            self._open(handle, 0)
+        if handle.batch is None:
+            return True  # Lightning passes over it
+        if handle.step is None:
+            handle.step = self._suspend(hook, self._step_args(hook, handle, args, ahead))
+            handle.step.start()
+        call = handle.step.call
+        if call is None:
+            self._refuse_uncalled(hook)
+        assert call is not None
+        if not self._pipelined.accepts(call):
+            if ahead:
+                return False
+            self._pipeline.settle()
+        updates = self._horizon.updates(handle.feed, ahead) if self._horizon is not None else True
+        handle.ticket = self._pipelined.begin(call, updates)
+        return True
+
+    def _suspend(self, hook: str, args: tuple[Any, ...]) -> SuspendedStep:
+        step = getattr(super(), hook)
+        return SuspendedStep(lambda: step(*args), name=hook)
+
+    def _step_args(self, hook: str, handle: Handle, args: tuple[Any, ...], ahead: int) -> tuple[Any, ...]:
+        """The arguments of the step ``ahead`` batches from now, made from those of the step in hand."""
+        rest = list(args[1:])
+        function = getattr(self.lightning_module, hook)
+        if rest and is_param_in_hook_signature(function, "batch_idx", min_args=2):
+            rest[0] += ahead
+        return (handle.batch, *rest)
+
+    def _take_in_hand(self, args: tuple[Any, ...]) -> Handle:
+        handle, self._in_hand = self._in_hand, None
+        if handle is None:
+            handle = Handle(None, None)
+            handle.opened, handle.batch = True, args[0]
+        if handle.feed is not None:
+            handle.feed.take(handle)
+        return handle
+
+    def _update(self) -> list[list[Any]] | None:
+        """The optimizer steps that end the batch in hand: one, if Lightning is just taking it."""
+        return [[0, hyper_parameters(self.optimizers[0])]] if self._stepping else None
+
+    def _complete_lagging(self) -> None:
+        """Finish on stage 0 what has fallen behind by more than the schedule allows."""
+        assert self._pipeline is not None
+        self._pipeline.complete_lagging(0 if self._drain_after else self._schedule_in_force.backward_lag)
+
+    def _leave_training(self) -> None:
+        """Drain the pipeline. Batches begun that will not be trained are dropped, which only an interruption causes."""
+        self._abandon_steps()
+        if self._pipeline is not None and self._pipeline.deployed:
+            self._pipeline.abandon()
+        if self._horizon is not None:
+            self._horizon.release()
+
+    # ----- evaluation
+
+    @override
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._evaluation_step("validation_step", args)
+
+    @override
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._evaluation_step("test_step", args)
+
+    @override
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._evaluation_step("predict_step", args)
+
+    @override
+    def on_validation_start(self) -> None:
+        self._settle()
+
+    def _evaluation_step(self, hook: str, args: tuple[Any, ...]) -> Any:
+        assert self._pipeline is not None and self._pipelined is not None
+        handle = self._take_in_hand(args)
+        lead = len(self._pipeline.workers) + 2
+        limit = self._batches_in_evaluation(hook, handle, args)
+        begin_ahead(handle, int(min(lead, limit)), lambda batch, ahead: self._begin_evaluation(hook, batch, args, ahead))
+        assert handle.step is not None
+        if handle.evaluation is None:
+            return handle.step.resume(None)  # the step did not call the pipelined module
+        return handle.step.resume(self._pipelined.evaluated(handle.evaluation, training=False))
+
+    def _begin_evaluation(self, hook: str, handle: Handle, args: tuple[Any, ...], ahead: int) -> bool:
+        assert self._pipelined is not None
+        self._open(handle, self._dataloader_idx(hook, args))
+        if handle.step is None:
+            handle.step = self._suspend(hook, self._step_args(hook, handle, args, ahead))
+            handle.step.start()
+        call = handle.step.call
+        if call is not None:
+            if ahead and not self._pipelined.accepts(call):
+                return False
+            handle.evaluation = self._pipelined.evaluate(call)
+        return True
+
+    def _dataloader_idx(self, hook: str, args: tuple[Any, ...]) -> int:
+        takes_index = is_param_in_hook_signature(getattr(self.lightning_module, hook), "batch_idx", min_args=2)
+        rest = args[2:] if takes_index else args[1:]
+        return int(rest[0]) if rest else 0
+
+    def _batches_in_evaluation(self, hook: str, handle: Handle, args: tuple[Any, ...]) -> float:
+        """Batches after the one in hand that Lightning will take from the same dataloader."""
+        trainer = self._trainer
+        if handle.feed is None:
+            return 0
+        if trainer.sanity_checking:
+            limits = trainer.num_sanity_val_batches
+        elif hook == "validation_step":
+            limits = trainer.num_val_batches
+        elif hook == "test_step":
+            limits = trainer.num_test_batches
+        else:
+            limits = trainer.num_predict_batches
+        return max(0, limits[self._dataloader_idx(hook, args)] - handle.feed.taken)
+
+    # ----- state
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        self._gather()
+        return super().lightning_module_state_dict()
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        # Lightning asks for the module's state first, which gathers optimizer states too.
+        return super().optimizer_state(optimizer)
+
+    @property
+    def partition(self) -> list[list[str]]:
+        """Names of the layers of every stage, the central node's first; empty before the first batch."""
+        return self._pipelined.partition if self._pipelined is not None else []
+
+    def stats(self) -> list[dict[str, Any]]:
+        """Figures of every stage, the central node's first; empty outside fit, validate, test and predict."""
+        return self._pipeline.stats() if self._pipeline is not None and self._pipeline.deployed else []
+
+    def _gather(self) -> None:
+        if self._pipelined is None or self._pipeline is None:
+            return
+        if self._pipeline.failed:
+            log.warning("the pipeline has failed; the weights of remote stages are those last gathered")
+            return
+        self._pipelined.gather()
+
+    def _settle(self) -> None:
+        if self._pipeline is not None:
+            self._pipeline.settle()
+
+    # ----- helpers
+
+    @property
+    def _schedule_in_force(self) -> Schedule:
+        assert self._schedule is not None
+        return self._schedule
+
+    @property
+    def _synchronous(self) -> bool:
+        return self._schedule_in_force.synchronous
+
+    def _index(self, optimizer: Optimizer) -> int:
+        return next(index for index, known in enumerate(self.optimizers) if known is optimizer)
+
+    def _make_workers(self) -> list[WorkerHandle]:
+        places = self._worker_places
+        token = self._token or os.environ.get("LIGHTNING_ACCEPT_TOKEN", "")
+        if isinstance(places, int):
+            self._local = LocalWorkers(places, threads=self._worker_threads)
+            self._local.start()
+            places, token = self._local.urls, self._local.token
+        return [
+            HttpWorker(place, token, timeout=self._timeout, cafile=self._cafile) if isinstance(place, str) else place
+            for place in places
+        ]
+
+    def _make_schedule(self, workers: int) -> Schedule:
+        in_flight: int | None = None if self._in_flight == "auto" else int(self._in_flight)
+        assert self.lightning_module is not None
+        if in_flight is None and not self.lightning_module.automatic_optimization:
+            log.info("manual optimization: one batch in flight")
+            in_flight = 1
+        return default_schedule(workers, in_flight, self._micro_batches)
+
+    def _abandon_steps(self) -> None:
+        feeds, self._feeds = self._feeds, {}
+        for feed in feeds.values():
+            for step in feed.started():
+                step.abandon()
+
+    def _refuse_uncalled(self, hook: str) -> None:
+        assert self._pipelined is not None
+        raise PipelineError(
+            f"{hook} did not call the pipelined module {self._pipelined.name}; name the one that it calls with"
+            " AccEPTStrategy(module=...)"
+        )
+
+    def _close_pipeline(self) -> None:
+        self._abandon_steps()
+        for restore in self._restore_hooks:
+            restore()
+        self._restore_hooks.clear()
+        if self._pipelined is not None:
+            self._pipelined.uninstall()
+        if self._pipeline is not None:
+            self._pipeline.close()
+        if self._local is not None:
+            self._local.stop()
+        self._pipelined = self._pipeline = self._local = None
+        self._horizon = None
+
+
+def _unwrap(handle: Handle) -> Any:
+    if handle.feed is not None:
+        handle.feed.take(handle)
+    return handle.raw
+
+
+def _holder() -> str:
+    """Who trains, told to others that ask for the same worker."""
+    return f"{getpass.getuser()}@{socket.gethostname()} (process {os.getpid()})"
+
+
+AccEPTStrategy.register_strategies(StrategyRegistry)
