@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 

@@ -49,7 +49,6 @@ def parse_size(text: str | int) -> int:
 def _worker_parser() -> ArgumentParser:
     parser = ArgumentParser(description="Serve as a worker: hold one stage of whatever run claims this device.")
     add = parser.add_argument
-    add("--config", action="config", help="YAML file with any of these options")
     add("--host", type=str, default="0.0.0.0", help="address to listen on")
     add("--port", type=_Port, default=7070, help="port to listen on; 0 for a free one")
     add(
@@ -61,7 +60,7 @@ def _worker_parser() -> ArgumentParser:
     )
     add("--threads", type=PositiveInt | None, default=None, help="threads to compute with; by default one per core")
     add("--device", type=str, default="auto", help="cpu, cuda:0, ... or auto")
-    add("--max-body", type=int | str, default="2GiB", help="largest message, for example 500MB or 2GiB")
+    add("--max-body", type=str, default="2GiB", help="largest message, for example 500MB or 2GiB")
     add("--lease", type=PositiveFloat, default=60.0, help="seconds without the central node until a run is released")
     add("--certfile", type=str | None, default=None, help="certificate chain (PEM) to serve HTTPS")
     add("--keyfile", type=str | None, default=None, help="key of the certificate, if it is not in the same file")
@@ -81,7 +80,6 @@ def _run_worker(options: Namespace) -> int:
     from lightning_accept.remote.worker import WorkerOptions, run_worker
 
     values: dict[str, Any] = options.as_dict()
-    del values["config"]
     try:
         values["max_body"] = parse_size(values["max_body"])
     except ValueError as error:

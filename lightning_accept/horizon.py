@@ -40,10 +40,10 @@ class TrainingHorizon:
         if trainer.max_steps != -1:
             left = trainer.max_steps - trainer.global_step
             ahead = min(ahead, self._batches_for(left, feed, ahead) - 1)
-        if trainer.should_stop:
-            # Lightning stops between two optimizer steps; begin nothing but the rest of an accumulation window.
-            begun = len(feed.started())
-            ahead = min(ahead, max(begun, self._until_update(feed, begun)))
+        if trainer.should_stop and self._epochs_met():
+            # Lightning stops after an optimizer step, once min_steps are taken; begin nothing beyond that one.
+            missing = self._batches_for(max(0, (self._min_steps or 0) - trainer.global_step), feed, ahead)
+            ahead = min(ahead, self._until_update(feed, max(len(feed.started()), missing - 1)))
         return max(0, ahead)
 
     def updates(self, feed: Feed | None, offset: int) -> bool:
@@ -76,6 +76,10 @@ class TrainingHorizon:
             steps -= self.updates(feed, count)
             count += 1
         return count
+
+    def _epochs_met(self) -> bool:
+        loop = self._trainer.fit_loop
+        return not loop.min_epochs or self._trainer.current_epoch >= loop.min_epochs
 
     def _until_update(self, feed: Feed, offset: int) -> int:
         """The offset, at or after this one, of the first batch that ends with an optimizer step."""

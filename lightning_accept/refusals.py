@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.precision import MixedPrecision
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.optim import Optimizer
 

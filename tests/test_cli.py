@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,14 +52,6 @@ def test_every_option(options: dict[str, Any]) -> None:
         "cafile": "ca",
         "allow_optimizer": ["a.B", "c.D"],
     }
-
-
-def test_options_from_a_file(options: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "worker.yaml"
-    path.write_text("port: 7171\nallow_optimizer: [a.B]\nmax_body: 1000\n")
-    assert main(["worker", "--config", str(path), "--threads", "2"]) == 0
-    assert (options["port"], options["threads"], options["max_body"]) == (7171, 2, 1000)
-    assert options["allow_optimizer"] == ["a.B"]
 
 
 @pytest.mark.parametrize(

@@ -53,11 +53,17 @@ class Backend(Protocol):
     def decode_planes(self, planes: Tensor, table: F32, n: int, cols: int, along_row: bool) -> Tensor:
         """Float32 [n, cols]: ``table[code]`` of every element."""
 
-    def block_maxima(self, x: Tensor, block: int) -> Tensor:
-        """Largest magnitude of every ``block`` elements of float32 ``x`` [n]; infinite or NaN where the block is."""
+    def block_maxima(self, x: Tensor, block: int) -> tuple[Tensor, float]:
+        """Largest magnitude of every ``block`` elements of float32 ``x`` [n], and of all; not finite where x is not."""
+
+    def block_scales(self, maxima: Tensor, largest: float, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Scales float32 [blocks] and the float16 fractions of ``scale`` float32 [1] that they are.
+
+        A fraction is ``maxima / largest``, rounded up.
+        """
 
     def round_stochastically(
-        self, x: Tensor, scales: Tensor, inverses: Tensor, block: int, bits: int, keys: tuple[int, int]
+        self, x: Tensor, scales: Tensor, block: int, bits: int, keys: tuple[int, int]
     ) -> tuple[Tensor, float, float]:
         """Codes uint8 [n] of float32 ``x`` [n] under one scale per block; squared error and sum of squares of a sample.
 

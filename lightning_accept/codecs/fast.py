@@ -15,6 +15,8 @@ from lightning_accept.codecs.packing import plane_bytes
 
 NAME = "numba"
 
+_WEYL = np.arange(2048, dtype=np.uint32) * np.uint32(0x9E3779B1)
+
 
 def encode_residue(x: Tensor, bits: int, along_row: bool) -> Signed | None:
     """See :class:`~lightning_accept.codecs.backend.Backend`."""
@@ -70,21 +72,28 @@ def decode_planes(planes: Tensor, table: F32, n: int, cols: int, along_row: bool
     return out
 
 
-def block_maxima(x: Tensor, block: int) -> Tensor:
+def block_maxima(x: Tensor, block: int) -> tuple[Tensor, float]:
     """See :class:`~lightning_accept.codecs.backend.Backend`."""
-    out = torch.empty(-(-x.numel() // block))
-    kernels.block_maxima(x.numpy().view(np.uint32), block, out.numpy().view(np.uint32))
-    return out
+    out = np.empty(-(-x.numel() // block) + 1, np.float32)
+    kernels.block_maxima(x.numpy().view(np.uint32), block, out.view(np.uint32))
+    return torch.from_numpy(out[:-1]), float(out[-1])
+
+
+def block_scales(maxima: Tensor, largest: float, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """See :class:`~lightning_accept.codecs.backend.Backend`."""
+    scales = np.zeros(len(maxima), np.float32)
+    fractions = np.zeros(len(maxima), np.uint16)
+    if largest > 0:
+        kernels.block_scales(maxima.numpy(), largest, float(scale), scales, fractions)
+    return torch.from_numpy(scales), torch.from_numpy(fractions.view(np.float16))
 
 
 def round_stochastically(
-    x: Tensor, scales: Tensor, inverses: Tensor, block: int, bits: int, keys: tuple[int, int]
+    x: Tensor, scales: Tensor, block: int, bits: int, keys: tuple[int, int]
 ) -> tuple[Tensor, float, float]:
     """See :class:`~lightning_accept.codecs.backend.Backend`."""
     out = torch.empty(x.numel(), dtype=torch.uint8)
-    error, squares = kernels.round_stochastically(
-        x.numpy(), scales.numpy(), inverses.numpy(), block, bits, *keys, out.numpy()
-    )
+    error, squares = kernels.round_stochastically(x.numpy(), _WEYL, scales.numpy(), block, bits, *keys, out.numpy())
     return out, error, squares
 
 

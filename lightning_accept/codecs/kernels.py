@@ -13,6 +13,8 @@ from typing import Any
 
 import numba
 import numpy as np
+from numba import types
+from numba.extending import intrinsic
 
 from lightning_accept.codecs import levels as _levels
 
@@ -393,8 +395,19 @@ def decode_planes(planes, bits, flat, table, out):  # type: ignore[no-untyped-de
 # Stochastic quantisation. No fastmath where a rounding decides: both implementations give the same bits.
 
 
+@intrinsic
+def _pattern(typing, value):  # type: ignore[no-untyped-def]
+    """The bits of a float32 as uint32."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.bitcast(arguments[0], context.get_value_type(types.uint32))
+
+    return types.uint32(types.float32), generate
+
+
 @_kernel("u4(u4[::1])")
 def _largest(patterns):  # type: ignore[no-untyped-def]
+    """Largest magnitude, on the bit patterns: they order like the floats, with infinity and NaN on top."""
     largest = np.uint32(0)
     for i in range(patterns.shape[0]):
         magnitude = np.uint32(patterns[i] & np.uint32(0x7FFFFFFF))
@@ -404,23 +417,47 @@ def _largest(patterns):  # type: ignore[no-untyped-def]
 
 @_kernel("void(u4[::1], i8, u4[::1])")
 def block_maxima(patterns, block, out):  # type: ignore[no-untyped-def]
-    """Largest magnitude per block, on the bit patterns: they order like the floats, with infinity and NaN on top."""
-    for b in range(out.shape[0]):
+    """Largest magnitude of every block, all as bit patterns; the last of ``out`` is that of the whole."""
+    blocks = out.shape[0] - 1
+    for b in range(blocks):
         out[b] = _largest(patterns[b * block : min((b + 1) * block, patterns.shape[0])])
+    out[blocks] = _largest(out[:blocks])
 
 
-@_kernel("void(f4[::1], f4, f4, u4, u4, u4, i4, u1[::1])")
-def _round(x, inverse, limit, first, key0, key1, offset, out):  # type: ignore[no-untyped-def]
+@_kernel("void(f4[::1], f4, f4, f4[::1], u2[::1])")
+def block_scales(maxima, largest, scale, scales, fractions):  # type: ignore[no-untyped-def]
+    """The smallest float16 fraction of ``largest`` at or above each of ``maxima``, and the scale that it gives."""
+    for b in range(scales.shape[0]):
+        fraction = np.float32(maxima[b] / largest)
+        if fraction >= np.float32(2**-14):
+            pattern = _pattern(fraction)
+            half = ((pattern >> 13) & 0x3FF) + (((pattern >> 23) - 112) << 10) + ((pattern & 0x1FFF) != 0)
+            rounded = np.float32((1024 + (half & 0x3FF)) * 2.0 ** np.float64(np.int64(half >> 10) - 25))
+        else:
+            half = np.int64(np.ceil(np.float64(fraction) * 2.0**24))
+            rounded = np.float32(half * 2.0**-24)
+        fractions[b] = np.uint16(half)
+        scales[b] = np.float32(rounded * scale)
+
+
+@_kernel("void(f4[::1], u4[::1], f4, f4, f4, f4, u4, u4, u1[::1])")
+def _round(x, weyl, inverse, magic, lowest, highest, key0, key1, out):  # type: ignore[no-untyped-def]
+    """Hash the element's number to r in [-1/2, 1/2), and round x + r to the nearest step.
+
+    Adding ``magic``, 1.5 * 2**23 and the code of zero, rounds to whole numbers and leaves the code in the low byte.
+    """
     for i in range(x.shape[0]):
         # numba widens 32-bit arithmetic to 64 bits unless every step is narrowed again.
-        h = np.uint32(np.uint32(np.uint32(first + np.uint32(i)) ^ key0) * np.uint32(0x9E3779B1))
+        h = np.uint32(weyl[i] + key0)
         h = np.uint32(np.uint32(h ^ np.uint32(h >> np.uint32(15))) ^ key1)
         h = np.uint32(h * np.uint32(0x85EBCA77))
-        chance = np.float32(np.int32(h >> np.uint32(8))) * np.float32(2**-24)
-        q = np.floor(np.float32(np.float32(x[i] * inverse) + chance))
-        q = limit if q > limit else q
-        q = -limit if q < -limit else q
-        out[i] = np.uint8(np.int32(q) + offset)
+        h = np.uint32(h ^ np.uint32(h >> np.uint32(13)))
+        h = np.uint32(h * np.uint32(0xC2B2AE3D))
+        chance = np.float32(np.int32(h)) * np.float32(2**-32)
+        y = np.float32(np.float32(np.float32(x[i] * inverse) + chance) + magic)
+        y = highest if y > highest else y
+        y = lowest if y < lowest else y
+        out[i] = np.uint8(_pattern(y))
 
 
 @_kernel("Tuple((f4, f4))(f4[::1], f4, u1[::1], i4, u1)", fastmath=_FASTMATH)
@@ -434,26 +471,31 @@ def _miss(x, inverse, code, offset, flip):  # type: ignore[no-untyped-def]
     return error, squares
 
 
-@_kernel("Tuple((f8, f8))(f4[::1], f4[::1], f4[::1], i8, i8, u4, u4, u1[::1])")
-def round_stochastically(x, scales, inverses, block, bits, key0, key1, out):  # type: ignore[no-untyped-def]
-    """Codes of ``x`` [n] under a scale per block.
+@_kernel("Tuple((f8, f8))(f4[::1], u4[::1], f4[::1], i8, i8, u4, u4, u1[::1])")
+def round_stochastically(x, weyl, scales, block, bits, key0, key1, out):  # type: ignore[no-untyped-def]
+    """Codes of ``x`` [n] under a scale per block; ``weyl`` [2048] holds multiples of its second entry.
 
     Returns squared error and sum of squares, both of the same runs: the first sixteen and a pseudo-random eighth of
     the others. Enough to watch, where the full sums would cost as much as the rounding.
     """
     limit = np.float32((1 << (bits - 1)) - 1)
-    offset = np.int32(0 if bits == 8 else 1 << (bits - 1))
+    offset = np.float32(0 if bits == 8 else 1 << (bits - 1))
+    magic = np.float32(np.float32(12582912.0) + offset)
+    lowest, highest = np.float32(magic - limit), np.float32(magic + limit)
     error = squares = 0.0
     for b in range(scales.shape[0]):
         stop = min((b + 1) * block, x.shape[0])
+        # A little too large, so that the largest value lands on the last step for certain; the rounding stops there.
+        inverse = np.float32(np.float32(_ONE / scales[b]) * np.float32(1 + 2**-22)) if scales[b] > 0 else _ZERO
         for low in range(b * block, stop, _RUN):
             run = x[low : min(low + _RUN, stop)]
             code = out[low : low + run.shape[0]]
-            _round(run, inverses[b], limit, np.uint32(low), key0, key1, offset, code)
+            start = np.uint32(np.uint32(np.uint32(low) * weyl[1]) + key0)
+            _round(run, weyl, inverse, magic, lowest, highest, start, key1, code)
             number = np.uint32(low // min(block, _RUN))
-            if number < 16 or np.uint32(number * np.uint32(0x9E3779B1)) < np.uint32(1 << 29):
+            if number < 16 or np.uint32(number * weyl[1]) < np.uint32(1 << 29):
                 flip = np.uint8(0x80 if bits == 8 else 0)
-                e, s = _miss(run, inverses[b], code, np.int32(1 << (bits - 1)), flip)
+                e, s = _miss(run, inverse, code, np.int32(1 << (bits - 1)), flip)
                 weight = np.float64(scales[b]) * np.float64(scales[b])
                 error += e * weight
                 squares += s * weight

@@ -16,6 +16,7 @@ from lightning_accept.codecs.packing import pack_nibbles, pack_planes, unpack_ni
 __all__ = [
     "NAME",
     "block_maxima",
+    "block_scales",
     "decode_planes",
     "dequantise",
     "encode_free",
@@ -93,16 +94,27 @@ def decode_planes(planes: Tensor, table: F32, n: int, cols: int, along_row: bool
     return torch.from_numpy(table)[codes.to(torch.int32)]
 
 
-def block_maxima(x: Tensor, block: int) -> Tensor:
+def block_maxima(x: Tensor, block: int) -> tuple[Tensor, float]:
     """See :class:`~lightning_accept.codecs.backend.Backend`."""
-    return _blocks(x, block).abs().amax(1)
+    maxima = _blocks(x, block).abs().amax(1)
+    return maxima, float(maxima.max())
+
+
+def block_scales(maxima: Tensor, largest: float, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """See :class:`~lightning_accept.codecs.backend.Backend`."""
+    exact = maxima / largest if largest > 0 else torch.zeros_like(maxima)
+    nearest = exact.half()
+    fractions = (nearest.view(torch.int16) + (nearest.float() < exact)).view(torch.float16)
+    return fractions.float() * scale, fractions
 
 
 def round_stochastically(
-    x: Tensor, scales: Tensor, inverses: Tensor, block: int, bits: int, keys: tuple[int, int]
+    x: Tensor, scales: Tensor, block: int, bits: int, keys: tuple[int, int]
 ) -> tuple[Tensor, float, float]:
     """See :class:`~lightning_accept.codecs.backend.Backend`. Here the sample is the whole tensor."""
     limit = (1 << (bits - 1)) - 1
+    # A little too large, so that the largest value lands on the last step for certain; the rounding stops there.
+    inverses = torch.where(scales > 0, (1.0 / scales) * (1.0 + 2.0**-22), 0.0)
     out = torch.empty(x.numel(), dtype=torch.uint8)
     error = squares = 0.0
     for low in range(0, x.numel(), _CHUNK):
@@ -110,7 +122,7 @@ def round_stochastically(
         index = torch.arange(low, low + len(part))
         which = index // block
         u = part * inverses[which]
-        q = (u + _chances(index, keys)).floor_().clamp_(-limit, limit)
+        q = (u + _chances(index, keys)).round_().clamp_(-limit, limit)
         out[low : low + len(part)] = q.to(torch.int32).add_(0 if bits == 8 else limit + 1).to(torch.uint8)
         weight = scales[which].double().square_()
         error += float(((q - u).double().square_() * weight).sum())
@@ -119,11 +131,13 @@ def round_stochastically(
 
 
 def _chances(index: Tensor, keys: tuple[int, int]) -> Tensor:
-    """Float32 in [0, 1), a hash of element number and keys: 32-bit arithmetic done in 64 bits."""
-    h = ((index ^ keys[0]) * 0x9E3779B1) & _MASK
+    """Float32 in [-1/2, 1/2), a hash of element number and keys: 32-bit arithmetic done in 64 bits."""
+    h = (index * 0x9E3779B1 + keys[0]) & _MASK
     h = h ^ (h >> 15) ^ keys[1]
     h = (h * 0x85EBCA77) & _MASK
-    return (h >> 8).to(torch.float32) * 2.0**-24
+    h = h ^ (h >> 13)
+    h = (h * 0xC2B2AE3D) & _MASK
+    return (h - ((h >> 31) << 32)).to(torch.float32) * 2.0**-32
 
 
 def dequantise(codes: Tensor, scales: Tensor, block: int, bits: int) -> Tensor:

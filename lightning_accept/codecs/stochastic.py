@@ -99,20 +99,18 @@ class StochasticUniform(Codec):
         n, cols = matrix.shape
         x = matrix.view(-1)
         kernels = _backend.backend()
-        maxima = kernels.block_maxima(x, self._block or _RUN)
-        largest = float(maxima.max())
+        maxima, largest = kernels.block_maxima(x, self._block or _RUN)
         if not math.isfinite(largest) and not bool(torch.isfinite(tensor).all()):
             raise NonFiniteError("the tensor holds NaN or infinity")
         if not (largest == 0 or _TINY <= largest <= _HUGE):
             return self._raw(tensor)
-        limit = (1 << (self._bits - 1)) - 1
-        scale = torch.tensor([largest / limit], dtype=torch.float32)
-        fractions = None if self._block is None else _fractions(maxima, largest)
-        scales = scale if fractions is None else fractions.float() * scale
-        # A little too large, so that the largest value lands on the last step for certain; the rounding stops there.
-        inverses = torch.where(scales > 0, (1.0 / scales) * (1.0 + 2.0**-22), 0.0)
-        block = x.numel() if self._block is None else self._block
-        codes, error, squares = kernels.round_stochastically(x, scales, inverses, block, self._bits, self._keys())
+        scale = torch.tensor([largest / ((1 << (self._bits - 1)) - 1)])
+        fractions = None
+        if self._block is None:
+            codes, error, squares = kernels.round_stochastically(x, scale, x.numel(), self._bits, self._keys())
+        else:
+            scales, fractions = kernels.block_scales(maxima, largest, scale)
+            codes, error, squares = kernels.round_stochastically(x, scales, self._block, self._bits, self._keys())
         self.last_error = error / squares if squares > 0 else 0.0
         along_row = self._along_row(n)
         meta = describe(tensor, self.name)
@@ -204,13 +202,6 @@ def _code_bytes(n: int, cols: int, bits: int, along_row: bool) -> int:
     if bits == 8:
         return n * cols
     return nibble_bytes(n, cols, along_row) if bits == 4 else bits * plane_bytes(n, cols, along_row)
-
-
-def _fractions(maxima: Tensor, largest: float) -> Tensor:
-    """``maxima / largest`` as float16, rounded up so that no value of a block exceeds its last step."""
-    exact = maxima / largest if largest > 0 else torch.zeros_like(maxima)
-    nearest = exact.half()
-    return (nearest.view(torch.int16) + (nearest.float() < exact)).view(torch.float16)
 
 
 def _mix(z: int) -> int:

@@ -431,8 +431,13 @@ _weight_norm default
 """
 
 
+def aten_names(text: str) -> frozenset[str]:
+    """``aten.`` before each word of ``text``."""
+    return frozenset(f"aten.{word}" for word in text.split())
+
+
 def _read(table: str) -> frozenset[str]:
-    names = set()
+    names: set[str] = set()
     for line in table.split("\n"):
         packet, *overloads = line.split() or [""]
         names.update(f"aten.{packet}.{overload}" for overload in overloads)
@@ -442,9 +447,8 @@ def _read(table: str) -> frozenset[str]:
 ATEN_OPS: frozenset[str] = _read(_TABLE)
 """Tensor operations, as ``aten.name.overload``."""
 
-RECOMPUTED_OPS: frozenset[str] = frozenset(
-    f"aten.{name}"
-    for name in """
+RECOMPUTED_OPS: frozenset[str] = aten_names(
+    """
     add.Scalar add.Tensor alias.default arange.default arange.start arange.start_step bitwise_and.Scalar
     bitwise_and.Tensor bitwise_not.default bitwise_or.Scalar bitwise_or.Tensor broadcast_to.default clone.default
     contiguous.default cumsum.default detach.default div.Tensor eq.Scalar eq.Tensor expand.default expand_as.default
@@ -456,6 +460,6 @@ RECOMPUTED_OPS: frozenset[str] = frozenset(
     select.int slice.Tensor squeeze.default squeeze.dim squeeze.dims sub.Scalar sub.Tensor t.default to.device
     to.dtype to.dtype_layout transpose.int tril.default triu.default type_as.default unsqueeze.default view.default
     view_as.default where.ScalarOther where.ScalarSelf where.self zeros.default zeros_like.default
-    """.split()
+    """
 )
 """Deterministic operations so cheap that a small result is computed again rather than sent."""

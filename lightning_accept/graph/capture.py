@@ -97,7 +97,17 @@ def capture(
 
 @contextlib.contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Put everything back at the end: training flags, attributes, requires_grad, and the random number generators."""
+    """Put everything back at the end: training flags, attributes, requires_grad, and the random number generators.
+
+    Raises:
+        TraceError: At the end, if forward has overwritten a tensor that is neither parameter nor buffer.
+    """
+    plain = [
+        (name, value, value._version, value.clone())
+        for child_name, child in module.named_modules()
+        for name, value in ((f"{child_name}.{key}".lstrip("."), value) for key, value in child.__dict__.items())
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and not value.is_inference()
+    ]
     attributes = [(child, dict(child.__dict__)) for child in module.modules()]
     registries = [
         (registry, dict(registry))
@@ -108,7 +118,7 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
     python_state = random.getstate()
     numpy = sys.modules.get("numpy")
     numpy_state = numpy.random.get_state() if numpy is not None else None
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    devices = list(range(torch.cuda.device_count())) if torch.cuda._initialized else []
     with torch.random.fork_rng(devices=devices):
         try:
             yield
@@ -123,6 +133,14 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
             random.setstate(python_state)
             if numpy is not None:
                 numpy.random.set_state(numpy_state)
+            changed = [(name, tensor, saved) for name, tensor, version, saved in plain if tensor._version != version]
+            for _, tensor, saved in changed:
+                tensor.data.copy_(saved)
+    if changed:
+        raise TraceError(
+            f"forward overwrites the tensor self.{changed[0][0]}, which is neither a parameter nor a buffer; "
+            "register it with register_buffer"
+        )
 
 
 def _restore(entries: dict[str, Any], saved: dict[str, Any]) -> None:

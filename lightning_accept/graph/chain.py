@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from lightning_accept.graph.program import (
     TensorInfo,
 )
 from lightning_accept.graph.slicing import cut_out, needed_before
-from lightning_accept.graph.trace import Trace
+from lightning_accept.graph.tracing import Trace
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def lay_out(flow: Flow, boundaries: list[Boundary], training: bool) -> tuple[lis
     """Positions of all cuts, both ends included, and what crosses each."""
     edges = [0, *(b.train if training else b.eval for b in boundaries), len(flow.nodes)]
     cuts = [list(flow.outputs)]
-    for first, last in reversed(list(zip(edges[1:], edges[2:], strict=False))):
+    for first, last in reversed(list(pairwise(edges[1:]))):
         cuts.insert(0, flow.cheapest(needed_before(flow, first, last, cuts[0])))
     cuts.insert(0, list(flow.inputs))
     return edges, cuts

@@ -99,7 +99,8 @@ def decode_value(data: Any, depth: int = 0) -> Any:
                 return complex(real, imaginary)
         if key == "device" and value == "stage":
             return STAGE_DEVICE
-        table = {"dtype": DTYPES, "layout": _LAYOUTS, "memory_format": _MEMORY_FORMATS}.get(key)
+        tables: dict[str, dict[str, Any]] = {"dtype": DTYPES, "layout": _LAYOUTS, "memory_format": _MEMORY_FORMATS}
+        table = tables.get(key)
         if table is not None and isinstance(value, str) and value in table:
             return table[value]
     raise ProgramError(f"cannot read the argument {str(data)[:200]}")

@@ -7,19 +7,19 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from lightning_accept.graph.allowed import aten_names
 from lightning_accept.graph.flow import Flow
 from lightning_accept.graph.ops import get_op
 from lightning_accept.graph.values import STAGE_DEVICE, Ref, map_refs
 
-_COUNTED = frozenset(
-    f"aten.{name}"
-    for name in """
+_COUNTED = aten_names(
+    """
     addbmm.default addmm.default addmv.default baddbmm.default bilinear.default bmm.default conv1d.default
     conv1d.padding conv2d.default conv2d.padding conv3d.default conv3d.padding conv_transpose1d.default
     conv_transpose2d.input conv_transpose3d.input convolution.default dot.default einsum.default gru.input
     gru_cell.default linear.default lstm.input lstm_cell.default matmul.default mm.default mv.default
     rnn_relu.input rnn_tanh.input scaled_dot_product_attention.default tensordot.default
-    """.split()
+    """
 )
 
 
@@ -33,8 +33,7 @@ def _count(flow: Flow, position: int) -> int:
 
     def stand_in(ref: Ref) -> Any:
         if ref.kind == "value" and ref.name in flow.sizes:
-            size = flow.graph.hints[ref.name]
-            return size
+            return flow.graph.hints[ref.name]
         value = flow.values[ref]
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
-from lightning_accept.graph.allowed import ATEN_OPS, RECOMPUTED_OPS
+from lightning_accept.graph.allowed import ATEN_OPS, RECOMPUTED_OPS, aten_names
 from lightning_accept.graph.ops import GETITEM, draws, get_op, overwritten
 from lightning_accept.graph.program import CutValue
 from lightning_accept.graph.traced import Graph, Value
@@ -274,13 +275,12 @@ class Flow:
         return blocked
 
 
-_NO_GRADIENT = frozenset(
-    f"aten.{name}"
-    for name in """
+_NO_GRADIENT = aten_names(
+    """
     arange.default arange.start arange.start_step bernoulli.default detach.default detach_.default empty_like.default
     full_like.default new_empty.default new_full.default new_ones.default new_zeros.default ones_like.default
     rand_like.default randn_like.default sign.default floor.default ceil.default round.default zeros_like.default
-    """.split()
+    """
 )
 
 
@@ -325,8 +325,8 @@ def _vertex_cut(
         while path[-1] != start:
             path.append(parents[path[-1]])
         path.reverse()
-        flow = min(residual[a][b] for a, b in zip(path, path[1:], strict=False))
-        for a, b in zip(path, path[1:], strict=False):
+        flow = min(residual[a][b] for a, b in pairwise(path))
+        for a, b in pairwise(path):
             residual[a][b] -= flow
             residual[b][a] += flow
     reaching = {end}
@@ -337,5 +337,3 @@ def _vertex_cut(
                 reaching.add(neighbour)
                 queue.append(neighbour)
     return [name for name in sources if ("out", name) in reaching and ("in", name) not in reaching]
-
-

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import nn
 
+from lightning_accept.graph.allowed import aten_names
 from lightning_accept.graph.flow import Flow
 from lightning_accept.graph.slicing import UnknownSize, cut_out
 from lightning_accept.graph.values import Node
@@ -17,15 +19,14 @@ _LARGE_SHARE = 0.25
 _FEW_LAYERS = 4
 
 # Operations that keep the shape: where they stand alone between two layers they belong to what they follow.
-_POINTWISE = frozenset(
-    f"aten.{name}.default"
-    for name in """
+_POINTWISE_NAMES = """
     relu relu_ relu6 relu6_ gelu gelu_ silu silu_ mish mish_ elu elu_ selu selu_ celu celu_ leaky_relu leaky_relu_
     prelu rrelu rrelu_ hardtanh hardtanh_ hardswish hardswish_ hardsigmoid hardsigmoid_ softplus softshrink hardshrink
     threshold threshold_ sigmoid sigmoid_ tanh tanh_ batch_norm layer_norm group_norm instance_norm rms_norm dropout
     dropout_ feature_dropout feature_dropout_ alpha_dropout alpha_dropout_
-    """.split()
-) | {"aten.add_.Tensor"}
+    """
+_POINTWISE = frozenset(f"{name}.default" for name in aten_names(_POINTWISE_NAMES)) | {"aten.add_.Tensor"}
+
 _EMBEDDINGS = frozenset({"aten.embedding.default", "aten.embedding_bag.default", "aten.embedding_bag.padding_idx"})
 
 
@@ -93,7 +94,9 @@ class _Finder:
         self.flops = flops
         self.counts: dict[int, int] = {}
         self.containers = {
-            name for name, child in module.named_modules() if name == "" or type(child) in (nn.Sequential, nn.ModuleList)
+            name
+            for name, child in module.named_modules()
+            if name == "" or type(child) in (nn.Sequential, nn.ModuleList)
         }
 
     def find(self, share: float, slack: int) -> Grouping:
@@ -169,11 +172,9 @@ class _Finder:
         if len(heavy) < 2:
             heavy = [unit for unit in units if not unit.glue]
         positions = []
-        for left, right in zip(heavy, heavy[1:], strict=False):
+        for left, right in pairwise(heavy):
             wanted = self.wanted(units, left, right)
-            possible = [
-                position for position in range(left.last, right.first + 1) if not self.train.blocked[position]
-            ]
+            possible = [position for position in range(left.last, right.first + 1) if not self.train.blocked[position]]
             if possible:
                 positions.append(min(possible, key=lambda p: (self.count(p), abs(p - wanted), p)))
         return sorted(set(positions))
@@ -287,7 +288,7 @@ class _Finder:
 
     def named(self, units: list[Unit], boundaries: list[Boundary]) -> Grouping:
         edges = [0, *(boundary.train for boundary in boundaries), len(self.train.nodes)]
-        layers = list(zip(edges, edges[1:], strict=False))
+        layers = list(pairwise(edges))
         homes: dict[str, set[int]] = {}
         for index, (first, last) in enumerate(layers):
             for unit in units:

@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -114,7 +114,7 @@ class Argument:
     keyword_only: bool
 
 
-@lru_cache(maxsize=None)
+@cache
 def get_op(name: str) -> Op:
     """The operation called ``name``.
 
@@ -131,10 +131,10 @@ def get_op(name: str) -> Op:
     if name != SYM_SIZE and name not in ATEN_OPS:
         raise ValueError(f"operation {name} is not on the allow-list of stage programs")
     _, packet, overload = name.split(".")
-    function = getattr(getattr(torch.ops.aten, packet, None), overload, None)
-    if function is None:
+    overloaded = getattr(getattr(torch.ops.aten, packet, None), overload, None)
+    if overloaded is None:
         raise ValueError(f"this version of torch ({torch.__version__}) has no operation {name}")
-    return _describe(name, function)
+    return _describe(name, overloaded)
 
 
 def _describe(name: str, function: Any) -> Op:
@@ -228,7 +228,9 @@ def _fits(wanted: Any, value: Any, kind_of: Callable[[Ref], Kind]) -> bool:
         return not _tensor_like(element) and _fits(element, value, kind_of)
     if kind == "TensorType":
         # A Python number is an implicit 0-d tensor.
-        return is_size or (isinstance(value, Ref) and kind_of(value) == "tensor") or isinstance(value, bool | int | float)
+        return (
+            is_size or (isinstance(value, Ref) and kind_of(value) == "tensor") or isinstance(value, bool | int | float)
+        )
     if kind == "IntType":
         return is_size or isinstance(value, int | torch.dtype | torch.layout | torch.memory_format)
     if kind == "FloatType":
@@ -246,4 +248,4 @@ def _fits(wanted: Any, value: Any, kind_of: Callable[[Ref], Kind]) -> bool:
 
 def _tensor_like(element: Any) -> bool:
     kind = element.kind()
-    return kind == "TensorType" or (kind == "OptionalType" and element.getElementType().kind() == "TensorType")
+    return bool(kind == "TensorType" or (kind == "OptionalType" and element.getElementType().kind() == "TensorType"))

@@ -56,8 +56,9 @@ class StageModule:
         self.parameters: dict[str, nn.Parameter] = {}
         for name, info in program.parameters.items():
             tensor = _take(parameters, name, info)
-            is_parameter = isinstance(tensor, nn.Parameter)
-            self.parameters[name] = tensor if is_parameter else nn.Parameter(tensor, requires_grad=info.requires_grad)
+            if not isinstance(tensor, nn.Parameter):
+                tensor = nn.Parameter(tensor, requires_grad=info.requires_grad)
+            self.parameters[name] = tensor
         self.buffers: dict[str, Tensor] = {name: _take(buffers, name, info) for name, info in program.buffers.items()}
         self._constants = {
             name: _take(constants, name, info).to(device) for name, info in program.constant_infos.items()

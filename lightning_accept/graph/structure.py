@@ -13,7 +13,19 @@ from torch.utils import _pytree as pytree
 
 from lightning_accept.graph.errors import TraceError
 
-_PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum)
+_PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    enum.Enum,
+)
 
 
 class _TensorMark:
@@ -146,7 +158,7 @@ def split_output(output: Any) -> tuple[OutputStructure, list[Tensor]]:
         elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             leaves.append(("number", len(tensors)))
             dtype = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64}.get(type(value), torch.bool)
-            tensors.append(torch.scalar_tensor(value, dtype=dtype))  # type: ignore[arg-type]
+            tensors.append(torch.scalar_tensor(value, dtype=dtype))
         elif value is None or isinstance(value, _PLAIN):
             leaves.append(("constant", value))
         else:

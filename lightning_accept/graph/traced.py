@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -18,7 +19,8 @@ from lightning_accept.graph.errors import TraceError
 from lightning_accept.graph.ops import GETITEM, SIZE_FUNCTIONS, Kind, check_call, get_op
 from lightning_accept.graph.values import STAGE_DEVICE, Autocast, Node, Ref
 
-Size = int | sympy.Expr
+Size: TypeAlias = Any
+"""A size: an int, or a sympy expression where it may vary."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,6 @@ _FUNCTION_NAMES = {function: name for name, (function, _) in SIZE_FUNCTIONS.item
     torch.sym_max: "torch.sym_max",
     torch.sym_min: "torch.sym_min",
     torch.sym_not: "torch.sym_not",
-    torch.sym_sqrt: "math.sqrt",
 }
 
 
@@ -168,7 +169,7 @@ class _Translator:
             name = f"{self.mode}:{path}"
             self.graph.constants[name] = self.program.constants[target].detach()
             return Ref("constant", name)
-        raise TraceError(f"the pipelined module holds {target!r}, which is not a tensor ({kind}); move it out of forward")
+        raise TraceError(f"the pipelined module holds {target!r}, which is not a tensor; move it out of forward")
 
     def body(
         self,
@@ -181,17 +182,19 @@ class _Translator:
         """Translate one graph; returns what it outputs."""
         for node in nodes:
             if node.op == "output":
-                return [self.argument(value, env) for value in node.args[0]]
+                outputs: Any = node.args[0]
+                return [self.argument(value, env) for value in outputs]
             if node.op == "get_attr":
                 env[node] = getattr(node.graph.owning_module, str(node.target))
             if node.op != "call_function":
                 continue
             path = _path(node) or path
             target = node.target
+            item: Any = node
             if isinstance(target, torch._ops.HigherOrderOperator):
                 env[node] = self.region(node, env, grad, autocast, path)
-            elif target is _getitem and isinstance(env.get(node.args[0]), list):
-                env[node] = env[node.args[0]][node.args[1]]
+            elif target is _getitem and isinstance(env.get(item.args[0]), list):
+                env[node] = env[item.args[0]][item.args[1]]
             else:
                 self.call(node, env, grad, autocast, path)
         raise TraceError("the exporter returned a graph without output")
@@ -206,7 +209,7 @@ class _Translator:
     ) -> list[Any]:
         """A block under another grad mode or autocast: its nodes become part of the graph, marked."""
         name = str(node.target)
-        args = list(node.args)
+        args: list[Any] = list(node.args)
         if name == "wrap_with_set_grad_enabled":
             grad = bool(args.pop(0))
         elif name == "wrap_with_autocast":
@@ -261,7 +264,7 @@ class _Translator:
         self.graph.lines[result.name] = _line(node)
         if op.kind == "size":
             value = node.meta["val"]
-            self.graph.sizes[result.name] = _size(value)
+            self.graph.sizes[result.name] = size_of(value)
             symbolic = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
             self.graph.hints[result.name] = value.node.hint if symbolic else value
 
@@ -284,7 +287,7 @@ class _Translator:
             raise TraceError(f"the exporter does not say what {node.name} is{_line(node)}")
         if value.dtype not in DTYPES.values():
             raise TraceError(f"tensors of {value.dtype} cannot cross to another machine{_line(node)}")
-        sizes = tuple(_size(size) for size in value.shape)
+        sizes = tuple(size_of(size) for size in value.shape)
         shape = tuple(_hint(size) for size in value.shape)
         return Value(kind, shape, sizes, value.dtype)
 
@@ -310,8 +313,9 @@ def _op_name(target: Any) -> str:
         return str(target)
     if target is _getitem:
         return GETITEM
-    known = _FUNCTION_NAMES.get(target)
-    return known if known is not None else f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}"
+    name = getattr(target, "__name__", str(target))
+    known = "math.sqrt" if name in ("sym_sqrt", "_sym_sqrt") else _FUNCTION_NAMES.get(target)
+    return known if known is not None else f"{getattr(target, '__module__', '')}.{name}"
 
 
 def _attribute(module: nn.Module, path: str) -> Any:
@@ -334,12 +338,13 @@ def _path(node: fx.Node) -> tuple[str, ...]:
     return tuple(paths)
 
 
-def _size(value: Any) -> Size:
+def size_of(value: Any) -> Size:
+    """A size as the exporter gives it: an int where it is fixed, else its symbolic expression."""
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         expression = value.node.expr
         if expression.is_Integer:
             return int(expression)
-        return expression  # type: ignore[no-any-return]
+        return expression
     return int(value)
 
 
@@ -362,4 +367,7 @@ def _line(node: fx.Node) -> str:
     code = [line.strip() for line in trace.splitlines() if not line.strip().startswith("File ")]
     pairs = list(zip(frames, code, strict=False))
     own = [pair for pair in pairs if "/torch/" not in pair[0].replace("\\", "/")] or pairs
-    return f"\n  {own[-1][0]}: {own[-1][1]}" if own else ""
+    if not own:
+        return ""
+    place = re.sub(r'^File "(.*)", line (\d+), in (.*)$', r"\1:\2, in \3", own[-1][0])
+    return f"\n  {place}: {own[-1][1]}"

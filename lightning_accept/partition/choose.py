@@ -157,8 +157,8 @@ def _starts(model: PipelineModel, default: Schedule) -> Iterator[Schedule]:
     trips = _round_trips(model, default.micro_batches)
     options = [default.windows]
     for spare in (0, 1):
-        windows = [max(default.micro_batches, min(trip + spare, default.largest_window)) for trip in trips]
-        options.append(tuple(max(windows[worker:]) for worker in range(len(windows))))
+        clipped = [max(default.micro_batches, min(trip + spare, default.largest_window)) for trip in trips]
+        options.append(tuple(max(clipped[worker:]) for worker in range(len(clipped))))
     for windows in dict.fromkeys(options):
         for lag in range(max(default.backward_lag - 1, 0), min(default.backward_lag + 2, default.in_flight)):
             yield Schedule(default.in_flight, windows, lag, default.micro_batches)

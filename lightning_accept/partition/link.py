@@ -56,8 +56,8 @@ class Link:
     def busy(self, forward: Floats, backward: Floats, messages: int = 1) -> Floats:
         """Seconds per batch for which the link is busy: no period can be shorter.
 
-        The larger of the two directions in full duplex; in half duplex the sum of the transmissions (algorithms.md
-        section 5) if that is more.
+        The larger of the two directions in full duplex; in half duplex the sum of the transmissions (as in AccEPT,
+        arXiv 2311.05827) if that is more.
 
         Args:
             forward: Bytes in the activations' direction, any shape.

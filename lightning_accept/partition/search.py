@@ -1,4 +1,4 @@
-"""The dynamic programme over cuts and devices (AccEPT, section on partition; algorithms: minimise the slowest part).
+"""The dynamic programme over cuts and devices, after AccEPT (arXiv 2311.05827): make the slowest part fastest.
 
 The recursion of the paper, A(l, n) = min over p of max(A(p, n - 1), Tc_p, T_(n-1)(p + 1..l)), is run from the last
 device to the first, so that the same table serves to read the plan off from the front. Leaving devices out costs no

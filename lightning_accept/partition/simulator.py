@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from lightning_accept.partition.model import PipelineModel
+from lightning_accept.partition.order import Kind, Task, orders, staleness, stashed
 from lightning_accept.partition.schedule import Schedule
-
-Kind = Literal["forward", "backward", "loss"]
 
 
 class Event(NamedTuple):
@@ -78,7 +77,7 @@ def simulate(model: PipelineModel, schedule: Schedule, batches: int | None = Non
     stages, micro = len(model.stages), schedule.micro_batches
     span = steady.end - steady.start
     stage_busy, hop_busy = [0.0] * stages, [[0.0, 0.0] for _ in model.hops]
-    for stage, kind, _, start, end in run.computed:
+    for stage, _, _, start, end in run.computed:
         stage_busy[stage] += steady.overlap(start, end)
     for hop, kind, _, start, end in run.transmitted:
         hop_busy[hop][kind == "backward"] += steady.overlap(start, end)
@@ -94,8 +93,8 @@ def simulate(model: PipelineModel, schedule: Schedule, batches: int | None = Non
         period=steady.period,
         stage_utilisation=tuple(_share(busy, span) for busy in stage_busy),
         hop_utilisation=tuple((_share(down, span), _share(up, span)) for down, up in hop_busy),
-        staleness=tuple(_staleness(order, micro, steady.batch) for order in run.orders),
-        stashed=tuple(_stashed(order) for order in run.orders),
+        staleness=tuple(staleness(order, micro, steady.batch) for order in run.orders),
+        stashed=tuple(stashed(order) for order in run.orders),
         losses=tuple(run.losses),
         events=tuple(sorted(events, key=lambda event: (event.start, event.end))),
     )
@@ -104,53 +103,6 @@ def simulate(model: PipelineModel, schedule: Schedule, batches: int | None = Non
 def simulate_period(model: PipelineModel, schedule: Schedule) -> float:
     """Only the period of :func:`simulate`."""
     return _steady_run(model, schedule, None)[1].period
-
-
-Task = tuple[Kind, int]
-"""What to do, and for which job; a loss counts batches."""
-
-
-def central_order(schedule: Schedule, batches: int) -> list[Task]:
-    """The central node's order of work (design: how one step flows)."""
-    micro = schedule.micro_batches
-
-    def jobs(kind: Kind, batch: int) -> list[Task]:
-        return [(kind, job) for job in range(batch * micro, (batch + 1) * micro)]
-
-    order: list[Task] = []
-    begun = 0
-    for batch in range(batches):
-        while begun < min(batch + schedule.forward_lead, batches):
-            order += jobs("forward", begun)
-            begun += 1
-        order.append(("loss", batch))
-        if batch >= schedule.backward_lag:
-            order += jobs("backward", batch - schedule.backward_lag)
-    for batch in range(max(batches - schedule.backward_lag, 0), batches):
-        order += jobs("backward", batch)
-    return order
-
-
-def worker_order(window: int, jobs: int) -> list[Task]:
-    """A worker's strict 1F1B order with its drain."""
-    order: list[Task] = [("forward", job) for job in range(min(window, jobs))]
-    for job in range(jobs):
-        order.append(("backward", job))
-        if job + window < jobs:
-            order.append(("forward", job + window))
-    return order
-
-
-def _orders(schedule: Schedule, batches: int) -> list[list[Task]]:
-    micro = schedule.micro_batches
-    orders = [central_order(schedule, batches)]
-    for window in schedule.windows:
-        if schedule.synchronous:
-            one = worker_order(micro, micro)
-            orders.append([(kind, batch * micro + job) for batch in range(batches) for kind, job in one])
-        else:
-            orders.append(worker_order(window, batches * micro))
-    return orders
 
 
 @dataclass
@@ -170,7 +122,7 @@ class _Run:
         self._model = model
         self._micro = schedule.micro_batches
         self._last = len(model.stages) - 1
-        self.orders = _orders(schedule, batches)
+        self.orders = orders(schedule, batches)
         self.computed: list[tuple[int, Kind, int, float, float]] = []
         self.transmitted: list[tuple[int, Kind, int, float, float]] = []
         self.losses: list[float] = []
@@ -338,21 +290,6 @@ def _steady(losses: list[float], last: int) -> _Steady:
         cycle = last // 2
     start, end = losses[last - cycle], losses[last]
     return _Steady((end - start) / cycle, start, end, last)
-
-
-def _staleness(order: list[Task], micro: int, batch: int) -> int:
-    """Updates missing when the first job of ``batch`` is forwarded; the stage updates after a batch's last backward."""
-    before = order[: order.index(("forward", batch * micro))]
-    done = sum(kind == "backward" for kind, _ in before)
-    return batch - done // micro
-
-
-def _stashed(order: list[Task]) -> int:
-    most = now = 0
-    for kind, _ in order:
-        now += (kind == "forward") - (kind == "backward")
-        most = max(most, now)
-    return most
 
 
 def _share(busy: float, span: float) -> float:

@@ -404,7 +404,7 @@ class CentralPipeline:
         stage0, _ = self._ready()
         number = self._next_evaluation
         self._next_evaluation += 1
-        meta = {"batch": number, "training": training}
+        meta: dict[str, Any] = {"batch": number, "training": training}
         if autocast is not None:
             meta["autocast"] = autocast
         outputs = stage0.run(inputs, training, autocast)
@@ -431,7 +431,7 @@ class CentralPipeline:
     def stats(self) -> list[dict[str, Any]]:
         """Figures of every stage, the central node's first."""
         names = ("down", "up")
-        own = {
+        own: dict[str, Any] = {
             "stage": 0,
             "in_flight": self.in_flight,
             "links": {name: vars(s.figures).copy() for name, s in zip(names, self._senders)},

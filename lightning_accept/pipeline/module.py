@@ -63,7 +63,7 @@ class PipelinedModule:
 
     def install(self) -> None:
         """Take the place of ``module.forward``."""
-        self.module.forward = self._forward  # type: ignore[method-assign]
+        self.module.forward = self._forward
 
     def uninstall(self) -> None:
         """Give ``module.forward`` back. Idempotent."""
@@ -212,7 +212,7 @@ class PipelinedModule:
     def _synchronous(self, call: Call) -> Any:
         traced = self.prepare(call)
         inputs = traced.flatten(call.args, call.kwargs)
-        outputs = _SynchronousCall.apply(self, call.autocast, self._anchor, *inputs)  # type: ignore[no-untyped-call]
+        outputs = _SynchronousCall.apply(self, call.autocast, self._anchor, *inputs)
         return traced.unflatten(list(outputs), training=True)
 
     def add_gradients(self) -> None:
@@ -230,7 +230,7 @@ class _SynchronousCall(torch.autograd.Function):
     """The pipelined call as one node of the user's autograd graph: forward and backward wait for the far end."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, owner: PipelinedModule, autocast: str | None, anchor: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         """Forward all stages; ``anchor`` requires grad, so that autograd calls :meth:`backward` in any case."""
@@ -242,7 +242,7 @@ class _SynchronousCall(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """Backward all stages; parameters of stage 0 get their gradients, those of later stages keep them there."""
         owner: PipelinedModule = ctx.owner
         owner.pipeline.backward(ctx.ticket, gradients, None)

@@ -107,7 +107,7 @@ def pack_state(
         values: dict[str, dict[str, Any]] = {}
         scalars.append(values)
         for parameter, state in optimizer.state.items() if optimizer is not None else ():
-            name = names.get(parameter)
+            name = names.get(parameter) if isinstance(parameter, nn.Parameter) else None
             if name is None:
                 continue
             values[name] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ def predict_weights(optimizers: Sequence[Optimizer | None], updates: int) -> dic
     return predicted
 
 
-def _move(state: dict[str, Tensor], group: dict[str, object], parameter: nn.Parameter) -> Tensor | None:
+def _move(state: dict[str, Tensor], group: dict[str, Any], parameter: nn.Parameter) -> Tensor | None:
     """The expected step divided by the learning rate, or None where the optimizer keeps no momentum."""
     momentum = state.get("momentum_buffer")
     if momentum is not None:
@@ -49,9 +50,9 @@ def _move(state: dict[str, Tensor], group: dict[str, object], parameter: nn.Para
         return None
     count = float(step)
     correction = 1 - float(betas[0]) ** count
-    scale = (second / (1 - float(betas[1]) ** count)).sqrt_().add_(float(group["eps"]))  # type: ignore[arg-type]
-    move = (first / correction).div_(scale)
-    decay = float(group.get("weight_decay") or 0.0)  # type: ignore[arg-type]
+    scale = (second / (1 - float(betas[1]) ** count)).sqrt_().add_(float(group["eps"]))
+    move: Tensor = (first / correction).div_(scale)
+    decay = float(group.get("weight_decay") or 0.0)
     if decay and group.get("decoupled_weight_decay"):
         move = move.add_(parameter.detach(), alpha=decay)
     return move

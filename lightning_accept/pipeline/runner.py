@@ -201,20 +201,20 @@ class StageRunner:
                 return
 
     def _next_task(self) -> tuple[str, Callable[[], None]] | None:
-        if self._commands:
-            function, future = self._commands.popleft()
-            return "command", lambda: _run_command(function, future)
         if self._free:
             packet, tensors = self._free.popleft()
             return describe(packet.kind, packet.meta), lambda: self._process(packet, tensors)
-        if self._order is None:
-            return None
-        action = self._order.next()
-        entry = self._arrived.pop(action, None)
-        if entry is None:
-            return None
-        self._order.done(action)
-        return describe(entry[0].kind, entry[0].meta), lambda: self._process(*entry)
+        if self._order is not None:
+            action = self._order.next()
+            entry = self._arrived.pop(action, None)
+            if entry is not None:
+                self._order.done(action)
+                return describe(entry[0].kind, entry[0].meta), lambda: self._process(*entry)
+        # Commands come last: a state that is asked for includes all that was accepted before.
+        if self._commands:
+            function, future = self._commands.popleft()
+            return "command", lambda: _run_command(function, future)
+        return None
 
     def _process(self, packet: Packet, tensors: list[Tensor | None]) -> None:
         if packet.kind == "forward":

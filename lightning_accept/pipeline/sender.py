@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_accept.codecs import Codec, CodecError, Raw
+from lightning_accept.codecs import Codec, CodecError, Payload, Raw
 from lightning_accept.pipeline.messages import Kind, Packet, PipelineError
 from lightning_accept.pipeline.transport import Channel
 
@@ -131,7 +131,7 @@ class Sender:
 
     def _encode(self, outgoing: Outgoing) -> Packet:
         evaluating = outgoing.kind == "evaluate"
-        payloads = []
+        payloads: list[Payload | None] = []
         for index, tensor in enumerate(outgoing.tensors):
             if tensor is None:
                 payloads.append(None)

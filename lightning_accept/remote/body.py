@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 from aiohttp import web
 
@@ -36,15 +37,38 @@ async def read_body(request: web.Request, limit: int, patience: float) -> memory
     buffer = new_buffer(size)
     filled = 0
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + patience + size / SLOWEST_RATE
-    while filled < size:
-        remaining = min(patience, deadline - loop.time())
-        try:
-            chunk, _ = await asyncio.wait_for(request.content.readchunk(), remaining)
-        except asyncio.TimeoutError:
-            raise Refusal(408, "slow", f"only {filled} of {size} bytes of the body arrived in time") from None
-        if not chunk:
-            raise Refusal(400, "frame", f"the body ended after {filled} of {size} bytes")
-        buffer[filled : filled + len(chunk)] = chunk
-        filled += len(chunk)
+    progress = loop.time()
+    deadline = progress + patience + size / SLOWEST_RATE
+
+    task = asyncio.current_task()
+    assert task is not None
+    late = False
+
+    def watch() -> None:
+        nonlocal timer, late
+        due = min(progress + patience, deadline)
+        if loop.time() < due:
+            timer = loop.call_at(due, watch)
+        else:
+            late = True
+            task.cancel()
+
+    # One timer for the whole body: waiting for every chunk with a timeout of its own costs more than the copying.
+    timer = loop.call_later(patience, watch)
+    try:
+        while filled < size:
+            chunk, _ = await request.content.readchunk()
+            if not chunk:
+                raise Refusal(400, "frame", f"the body ended after {filled} of {size} bytes")
+            buffer[filled : filled + len(chunk)] = chunk
+            filled += len(chunk)
+            progress = loop.time()
+    except asyncio.CancelledError:
+        if not late:
+            raise
+        if sys.version_info >= (3, 11):
+            task.uncancel()
+        raise Refusal(408, "slow", f"only {filled} of {size} bytes of the body arrived in time") from None
+    finally:
+        timer.cancel()
     return buffer

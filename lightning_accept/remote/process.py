@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 import torch
@@ -46,17 +47,22 @@ def run_server(
                 watchdog = threading.Timer(STOP_TIMEOUT, os._exit, (1,))
                 watchdog.daemon = True
                 watchdog.start()
-            loop.call_soon_threadsafe(stopped.set)
+            # The loop may have ended by itself.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(stopped.set)
 
         def on_signal(number: int, frame: FrameType | None) -> None:
             if stopping.is_set():
                 os._exit(128 + number)
             stop()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, on_signal)
-        on_start(stop)
-        await serve(options, make_stage, on_listening=on_listening, stop=stopped)
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            on_start(stop)
+            await serve(options, make_stage, on_listening=on_listening, stop=stopped)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     asyncio.run(main())
     return 0

@@ -108,6 +108,7 @@ async def serve(
         # First the run, so that requests that wait for its stage are answered.
         await tenancy.close()
         await runner.cleanup()
+        tenancy.end()
 
 
 async def _watch_lease(tenancy: Tenancy) -> None:

@@ -164,6 +164,10 @@ class Tenancy:
         """Release whoever holds the worker, for good."""
         await self._evict("the worker was stopped")
 
+    def end(self) -> None:
+        """Let the threads go; nothing can be asked of the tenancy after that."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
     async def _evict(self, reason: str) -> None:
         tenant, self.tenant = self.tenant, None
         if tenant is not None:

@@ -36,7 +36,9 @@ class EchoStage:
         self.closed = threading.Event()
         self.fault: Fault | None = None
         self._channels = {"up": upstream, "down": downstream}
-        self._queues: dict[str, queue.SimpleQueue[Packet | None]] = {name: queue.SimpleQueue() for name in self._channels}
+        self._queues: dict[str, queue.SimpleQueue[Packet | None]] = {
+            name: queue.SimpleQueue() for name in self._channels
+        }
         self._threads = [threading.Thread(target=self._pass_on, args=(name,)) for name in self._channels]
         self._seen: set[tuple[str, int]] = set()
         self._lock = threading.Lock()

@@ -102,7 +102,9 @@ def lossy(start_worker: Any) -> Iterator[tuple[Any, str]]:
     proxy.stop()
 
 
-def test_a_packet_goes_down_the_chain_and_another_up(start_worker: Any, connect: Any, deployment: Any, packet: Any) -> None:
+def test_a_packet_goes_down_the_chain_and_another_up(
+    start_worker: Any, connect: Any, deployment: Any, packet: Any
+) -> None:
     first, last = start_worker(), start_worker()
     handles = [connect(first.url), connect(last.url)]
     for handle in handles:
@@ -237,7 +239,9 @@ def test_claim_tells_the_facts(start_worker: Any, connect: Any) -> None:
 
 def test_a_wrong_token_names_the_worker_and_the_cure(start_worker: Any, connect: Any) -> None:
     worker = start_worker()
-    with pytest.raises(PipelineError, match=rf"{worker.url} refused the claim: the bearer token is wrong; check token=") as e:
+    with pytest.raises(
+        PipelineError, match=rf"{worker.url} refused the claim: the bearer token is wrong; check token="
+    ) as e:
         connect(worker.url, token="wrong").claim("run-1", "me")
     assert "secret" not in str(e.value)
 
@@ -260,7 +264,7 @@ def test_a_worker_that_is_not_there(connect: Any) -> None:
 def test_a_run_that_the_worker_no_longer_knows(deployed: Any, connect: Any) -> None:
     worker, handle = deployed
     connect(worker.url)._farewell.request("DELETE", "/runs/run-1", "the release")
-    with pytest.raises(TransportError, match="lost to this run.*its central node gave it back"):
+    with pytest.raises(TransportError, match=r"lost to this run.*its central node gave it back"):
         handle.poll(0.0)
 
 
@@ -321,12 +325,12 @@ def test_proxies_of_the_environment_are_ignored(
     "url", ["", "pi-1:7070", "ftp://pi-1:7070", "http://", "http://pi-1:99999", "http://u:p@pi-1:1", "http://pi-1/?a=b"]
 )
 def test_urls_that_are_none(url: str) -> None:
-    with pytest.raises(ValueError, match="is not the URL of a worker; it looks like http://"):
+    with pytest.raises(ValueError, match=r"is not the URL of a worker; it looks like http://"):
         HttpWorker(url, "secret")
 
 
 def test_arguments_that_cannot_work() -> None:
     with pytest.raises(ValueError, match=r"token=\.\.\. must hold one word"):
         HttpWorker("http://pi-1:7070", "two words\n")
-    with pytest.raises(ValueError, match="cafile='nowhere.pem' is not a file"):
+    with pytest.raises(ValueError, match=r"cafile='nowhere.pem' is not a file"):
         HttpWorker("http://pi-1:7070", "secret", cafile="nowhere.pem")

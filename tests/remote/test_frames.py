@@ -44,13 +44,13 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("writable", [False, True])
 def test_every_dtype_and_shape_returns_bit_for_bit(own: bool, writable: bool) -> None:
-    frame: Any = pack_frame(TENSORS, {"a": "ü\n\"x\""})
+    frame: Any = pack_frame(TENSORS, {"a": 'ü\n"x"'})
     if writable:
         buffer = new_buffer(len(frame))
         buffer[:] = frame
         frame = buffer
     tensors, metadata = unpack_frame(frame, own=own)
-    assert metadata == {"a": "ü\n\"x\""}
+    assert metadata == {"a": 'ü\n"x"'}
     assert set(tensors) == set(TENSORS)
     for name, tensor in TENSORS.items():
         assert same_bits(tensors[name], tensor), name

@@ -97,7 +97,7 @@ def test_back_pressure_is_waited_out_until_the_deadline(cluster: Any, deployment
     stage.refusals = [QueueFull(0.01)]
     made.workers[0].send(packet(0))
     stage.refusals = [QueueFull(0.01)] * 1000
-    with pytest.raises(TransportError, match="memory://1 did not take the forward of job 1 within 0.1 s"):
+    with pytest.raises(TransportError, match=r"memory://1 did not take the forward of job 1 within 0.1 s"):
         made.workers[0].send(packet(1))
 
 

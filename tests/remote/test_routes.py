@@ -246,7 +246,9 @@ def test_deploying_twice_builds_once_and_an_older_term_is_refused(
     assert len(deployed.stages) == 2
     assert deployed.stages[0].closed.is_set()
     assert http.post(url, data=pack_deployment(deployment(term=1)), headers=AUTH, timeout=30).status_code == 409
-    assert http.post(url, data=pack_deployment(deployment(run="x", term=3)), headers=AUTH, timeout=30).status_code == 409
+    assert (
+        http.post(url, data=pack_deployment(deployment(run="x", term=3)), headers=AUTH, timeout=30).status_code == 409
+    )
     assert len(deployed.stages) == 2
 
 

@@ -37,7 +37,7 @@ def test_a_packet_returns_as_it_was() -> None:
     back = unpack_packet(pack_packet(packet))
     assert dataclasses.replace(back, payloads=()) == dataclasses.replace(packet, payloads=())
     assert back.payloads[1] is None
-    for one, two in zip(back.payloads, packet.payloads):
+    for one, two in zip(back.payloads, packet.payloads, strict=True):
         if one is not None and two is not None:
             assert one.meta == two.meta
             assert list(one.tensors) == list(two.tensors)
@@ -130,7 +130,9 @@ def test_malformed_packets_are_refused(changes: dict[str, Any]) -> None:
         unpack_packet(changed(PACKET, **changes))
 
 
-@pytest.mark.parametrize("metadata", [{}, {"lightning_accept": "packet"}, {"lightning_accept": "packet", "message": "1"}])
+@pytest.mark.parametrize(
+    "metadata", [{}, {"lightning_accept": "packet"}, {"lightning_accept": "packet", "message": "1"}]
+)
 def test_other_safetensors_are_refused(metadata: dict[str, str]) -> None:
     with pytest.raises(WireError):
         unpack_packet(pack_frame({}, metadata))

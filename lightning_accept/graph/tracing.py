@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lightning_accept.graph.capture import Capture, capture, undisturbed
 from lightning_accept.graph.errors import TraceError
 from lightning_accept.graph.structure import InputStructure, OutputStructure, split_inputs
-from lightning_accept.graph.traced import Graph, Size, translate
+from lightning_accept.graph.traced import Graph, Size, size_of, translate
 from lightning_accept.graph.values import Ref
 
 
@@ -116,7 +116,7 @@ def _size_conflict(graph: Graph, tensors: Sequence[Tensor], paths: Sequence[str]
                 continue
             actual = tensor.shape[dim]
             if known.setdefault(size, actual) != actual:
-                return f"{path} has size {actual} in dimension {dim}, another argument {known[size]} where it must agree"
+                return f"{path} has size {actual} in dimension {dim}, where another argument has {known[size]}"
             if size.is_Symbol:
                 lower, upper = graph.ranges.get(size, (0, None))
                 # Every dynamic size was traced as at least 2; a batch of 1 is served by the same graph.
@@ -229,9 +229,7 @@ def _dynamic_dims(tensors: Sequence[Tensor], structure: InputStructure, previous
     return [frozenset(chosen) for chosen in dims]
 
 
-def _enlarged(
-    tensors: Sequence[Tensor], dynamic: Sequence[frozenset[int]], previous: Trace | None
-) -> list[Tensor]:
+def _enlarged(tensors: Sequence[Tensor], dynamic: Sequence[frozenset[int]], previous: Trace | None) -> list[Tensor]:
     """Repeat tensors along dynamic dimensions of size 1, which the exporter would take as fixed."""
     examples = []
     for position, (tensor, dims) in enumerate(zip(tensors, dynamic, strict=True)):
@@ -251,5 +249,5 @@ def _held_dims(captures: dict[bool, Capture], wanted: Sequence[frozenset[int]]) 
         by_name = {node.name: node for node in result.program.graph.nodes if node.op == "placeholder"}
         for name, dims in zip(names, held, strict=True):
             shape = by_name[str(name)].meta["val"].shape
-            dims -= {dim for dim in dims if not isinstance(shape[dim], torch.SymInt)}
+            dims -= {dim for dim in dims if isinstance(size_of(shape[dim]), int)}
     return [frozenset(dims) for dims in held]
