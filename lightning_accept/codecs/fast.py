@@ -67,6 +67,8 @@ def decode_planes(planes: Tensor, table: F32, n: int, cols: int, along_row: bool
     bits = planes.shape[0]
     padded = np.zeros(4 if bits <= 2 else 16 if bits <= 4 else 256, np.float32)
     padded[: len(table)] = table
+    if bits == 1:
+        padded[3] = table[1]
     out = torch.empty(n, cols)
     kernels.decode_planes(planes.numpy(), bits, along_row or cols == 1, padded, out.numpy())
     return out

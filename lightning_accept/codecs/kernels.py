@@ -278,6 +278,10 @@ def encode_levels(x, thresholds, deltas, codes, bits, flat, planes, counts, sums
         sums[rank] = above_sums[rank - 1] - above_sums[rank]
     counts[last] = above[last - 1]
     sums[last] = above_sums[last - 1]
+    for rank in range(last + 1):
+        # What rounding leaves in an empty rank would contradict the counts, which the solver does not forgive.
+        if counts[rank] == 0:
+            sums[rank] = 0.0
     return squares
 
 
@@ -325,15 +329,15 @@ def encode_residue(x, bits, a, codes):  # type: ignore[no-untyped-def]
     return total, squares, whole
 
 
-@_kernel("void(u1[::1], f4[::1], f4[::1])")
-def _select(code, table, out):  # type: ignore[no-untyped-def]
-    """Four levels: selections vectorise where reads from a table do not."""
+@_kernel("void(u1[::1], u1[::1], u1, u1, f4[::1], f4[::1])")
+def _select(low, high, low_mask, high_mask, table, out):  # type: ignore[no-untyped-def]
+    """Four levels by two bits: selections vectorise where reads from a table do not."""
     t0, t1, t2, t3 = table[0], table[1], table[2], table[3]
-    for i in range(code.shape[0]):
-        odd = (code[i] & np.uint8(1)) != 0
+    for i in range(out.shape[0]):
+        odd = (low[i] & low_mask) != 0
         lower = t1 if odd else t0
         upper = t3 if odd else t2
-        out[i] = upper if (code[i] & np.uint8(2)) != 0 else lower
+        out[i] = upper if (high[i] & high_mask) != 0 else lower
 
 
 @_kernel("void(u1[::1], u8[::1], f4[::1])")
@@ -352,7 +356,7 @@ def _look_up_pairs(code, pairs, out):  # type: ignore[no-untyped-def]
 @_kernel("void(u1[::1], f4[::1], u8[::1], f4[::1])")
 def _look_up(code, table, pairs, out):  # type: ignore[no-untyped-def]
     if table.shape[0] == 4:
-        _select(code, table, out)
+        _select(code, code, np.uint8(1), np.uint8(2), table, out)
         return
     done = 0
     if table.shape[0] == 16:
@@ -364,7 +368,7 @@ def _look_up(code, table, pairs, out):  # type: ignore[no-untyped-def]
 
 @_kernel("void(u1[:,::1], i8, b1, f4[::1], f4[:,::1])")
 def decode_planes(planes, bits, flat, table, out):  # type: ignore[no-untyped-def]
-    """``out = table[code]``. The table holds 4, 16 or 256 values, those that no code names included."""
+    """``out = table[code]``. The table holds 4, 16 or 256 values; for one bit, the fourth repeats the second."""
     n, cols = out.shape
     run = out.reshape(-1)
     code = np.empty(_BLOCK, np.uint8)
@@ -384,7 +388,16 @@ def decode_planes(planes, bits, flat, table, out):  # type: ignore[no-untyped-de
         rows = min(8, n - row)
         for left in range(0, cols, _WIDTH):
             width = min(_WIDTH, cols - left)
-            _unpack_rows(planes, bits, row // 8 * cols + left, code[: 8 * width].reshape(8, width))
+            first = row // 8 * cols + left
+            if bits <= 2:
+                low_plane = planes[0, first : first + width]
+                high_plane = planes[bits - 1, first : first + width]
+                for r in range(rows):
+                    at = (row + r) * cols + left
+                    mask = np.uint8(128 >> r)
+                    _select(low_plane, high_plane, mask, mask, table, run[at : at + width])
+                continue
+            _unpack_rows(planes, bits, first, code[: 8 * width].reshape(8, width))
             joined = rows if width == cols else 1
             for r in range(0, rows, joined):
                 at = (row + r) * cols + left
@@ -395,14 +408,16 @@ def decode_planes(planes, bits, flat, table, out):  # type: ignore[no-untyped-de
 # Stochastic quantisation. No fastmath where a rounding decides: both implementations give the same bits.
 
 
-@intrinsic
-def _pattern(typing, value):  # type: ignore[no-untyped-def]
+def _bitcast(typing, value):  # type: ignore[no-untyped-def]
     """The bits of a float32 as uint32."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         return builder.bitcast(arguments[0], context.get_value_type(types.uint32))
 
     return types.uint32(types.float32), generate
+
+
+_pattern: Any = intrinsic(_bitcast)
 
 
 @_kernel("u4(u4[::1])")

@@ -10,6 +10,7 @@ table: starting from ``codes[0]``, every threshold at or below the element flips
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -148,10 +149,15 @@ def free_update(levels: F64, counts: F64, sums: F64, sum_squares: float) -> tupl
 
 def signed_table(a: F32, bias: float) -> F32:
     """What each code decodes to: the signed sum of ``a`` [k] minus ``bias``."""
-    values = np.full(1, -np.float64(bias))
-    for coefficient in a.astype(np.float64):
-        values = np.concatenate((values - coefficient, values + coefficient))
-    return values.astype(np.float32)
+    table: F64 = (_signs(len(a)) * a).sum(1) - bias
+    return table.astype(np.float32)
+
+
+@functools.cache
+def _signs(bits: int) -> F64:
+    """The signs that each code stands for, [2**bits, bits]."""
+    set_bits = (np.arange(1 << bits)[:, None] >> np.arange(bits)) & 1
+    return np.where(set_bits, 1.0, -1.0)
 
 
 def initial_free_levels(values: F32, count: int) -> F64:

@@ -140,8 +140,10 @@ class MultiBit(Codec):
         else:
             encoded = kernels.encode_signed(x, self._state, along_row)
         if encoded is not None:
-            # From all zeros the update never leaves: the next batch starts anew.
-            self._state = encoded.a if encoded.a.any() else None
+            self._carry(encoded, encoded.a)
+            if not encoded.a.any():
+                # From all zeros the update never leaves.
+                self._state = None
         return encoded
 
     def _encode_free(self, x: Tensor, along_row: bool) -> Free | None:
@@ -152,12 +154,19 @@ class MultiBit(Codec):
             levels = initial_free_levels(x.view(-1).numpy(), 1 << self._bits)
         encoded = _backend.backend().encode_free(x, levels, along_row)
         if encoded is not None:
-            if self._state is None:
-                self._first_error = encoded.error / max(encoded.squares, _SMALLEST_SQUARES)
-            # Values that suddenly shrink, grow or move leave levels behind that Lloyd's algorithm does not bring back.
-            lost = encoded.error > (2.0 * self._first_error + _NOTICEABLE) * encoded.squares
-            self._state = None if lost else encoded.levels
+            self._carry(encoded, encoded.levels)
         return encoded
+
+    def _carry(self, encoded: Signed | Free, levels: F64) -> None:
+        """Keep ``levels`` for the next batch, unless they have lost the values.
+
+        Values that suddenly shrink, grow or move leave levels behind that the updates do not bring back. The error is
+        then a multiple of what it was right after the initialisation, and the next batch starts anew.
+        """
+        if self._state is None:
+            self._first_error = encoded.error / max(encoded.squares, _SMALLEST_SQUARES)
+        lost = encoded.error > (2.0 * self._first_error + _NOTICEABLE) * encoded.squares
+        self._state = None if lost else levels
 
     @classmethod
     @override
@@ -172,13 +181,13 @@ class MultiBit(Codec):
         size = bits * plane_bytes(n, cols, along_row)
         only_parts(payload, {"zstd" if packing == "zstd" else "planes", "levels"})
         sent = part(payload, "levels", torch.float32, bits + 1 if kind == "signed" else 1 << bits)
-        if not bool((sent.abs() <= _LARGEST).all()):
+        values: F32 = sent.numpy()
+        if not np.abs(values).max() <= _LARGEST:
             raise CodecError("the levels hold NaN, infinity, or magnitudes that are never sent")
         if packing == "zstd":
             planes = decompress(part(payload, "zstd", torch.uint8, None), size)
         else:
             planes = part(payload, "planes", torch.uint8, size)
-        values: F32 = sent.numpy()
         table = signed_table(values[:-1], float(values[-1])) if kind == "signed" else values
         return restore(_backend.backend().decode_planes(planes.view(bits, -1), table, n, cols, along_row), meta)
 

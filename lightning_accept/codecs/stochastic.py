@@ -157,7 +157,8 @@ class StochasticUniform(Codec):
             raise CodecError(f"a scale of {float(scales)} is never sent")
         if block is not None:
             fractions = part(payload, "fractions", torch.float16, -(-n * cols // block)).float()
-            if not bool(((fractions >= 0) & (fractions <= 1)).all()):
+            least, most = fractions.aminmax()
+            if not (float(least) >= 0 and float(most) <= 1):
                 raise CodecError("a scale's fraction is not between 0 and 1")
             scales = fractions * scales
         size = _code_bytes(n, cols, bits, along_row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import Any
 
 from lightning_accept.graph.allowed import ATEN_OPS, RECOMPUTED_OPS, aten_names
 from lightning_accept.graph.ops import GETITEM, draws, get_op, overwritten
@@ -39,13 +40,15 @@ class Flow:
         self.sizes = {node.name: node for node in graph.nodes if get_op(node.op).kind == "size"}
         self.outputs = self._own_outputs(list(dict.fromkeys(graph.outputs)))
         self._advance_buffer_updates()
-        self.nodes = self._without_needless_overwriting()
-        self.defined = {name: -1 for name in self.inputs}
-        self.defined.update((node.name, position) for position, node in enumerate(self.nodes))
-        self.bound = [get_op(node.op).bind(node.args, node.kwargs) for node in self.nodes]
-        self.random = [draws(get_op(node.op), bound) for node, bound in zip(self.nodes, self.bound, strict=True)]
+        self.bound = self._bind()
         self.roots = self._roots()
         self.differentiable = self._differentiable()
+        self.nodes = self._without_needless_overwriting()
+        self.bound = self._bind()
+        self.roots = self._roots()
+        self.defined = {name: -1 for name in self.inputs}
+        self.defined.update((node.name, position) for position, node in enumerate(self.nodes))
+        self.random = [draws(get_op(node.op), bound) for node, bound in zip(self.nodes, self.bound, strict=True)]
         self.written: dict[Ref, list[int]] = {}
         for position, (node, bound) in enumerate(zip(self.nodes, self.bound, strict=True)):
             for name in overwritten(get_op(node.op), bound):
@@ -175,25 +178,14 @@ class Flow:
                 and not get_op(creators[target.name].op).aliases
                 and creators[target.name].op in RECOMPUTED_OPS
                 and self.values[target].dtype == self.values[Ref("value", node.name)].dtype
-                and not any(self._reaches_parameter(ref, creators) for ref in node.refs())
+                and not self.differentiable[node.name]
             ):
                 node = Node(node.name, plain, node.args, node.kwargs, node.grad, node.autocast)
             nodes.append(node)
         return nodes
 
-    def _reaches_parameter(self, ref: Ref, creators: dict[str, Node]) -> bool:
-        """Whether a value may carry a gradient; a rough and cautious answer."""
-        if ref.kind == "parameter":
-            return True
-        if ref.kind != "value" or ref.name in self.sizes:
-            return False
-        value = self.values[ref]
-        if value.dtype is None or not value.dtype.is_floating_point:
-            return False
-        node = creators.get(ref.name)
-        return node is None or (
-            node.op not in _NO_GRADIENT and any(self._reaches_parameter(source, creators) for source in node.refs())
-        )
+    def _bind(self) -> list[dict[str, Any]]:
+        return [get_op(node.op).bind(node.args, node.kwargs) for node in self.nodes]
 
     def _roots(self) -> dict[Ref, set[Ref]]:
         """For every value the memory it may share: the values, inputs, parameters or buffers that allocated it."""

@@ -36,6 +36,8 @@ class Ticket:
         batch: Number of the batch.
         jobs: Numbers of its jobs, one per micro-batch.
         pieces: How the batch was split.
+        epoch: The training epoch that it belongs to.
+        update: The optimizer steps that end it.
         backwarded: The output's gradient is on its way.
         completed: The backward of stage 0 is done.
         needs_grad: For every output whether it takes a gradient; known once the output has returned.
@@ -45,6 +47,7 @@ class Ticket:
     batch: int
     jobs: list[int]
     pieces: Pieces
+    epoch: int = 0
     update: Update | None = None
     backwarded: bool = False
     completed: bool = False
@@ -83,6 +86,8 @@ class CentralPipeline:
         self.schedule: Schedule | None = None
         self.bits: dict[str, int] = {}
         """Bit widths in force for new batches: ``forward`` and ``backward``."""
+        self.epoch = 0
+        """The training epoch that new batches belong to."""
         self.stage_times: dict[int, tuple[float, float]] = {}
         """Seconds of forward and backward that each stage last reported for one job."""
         self._device = device
@@ -246,7 +251,7 @@ class CentralPipeline:
         """
         stage0, schedule = self._ready()
         pieces = split(inputs, schedule.micro_batches)
-        ticket = Ticket(self._next_batch, [], pieces)
+        ticket = Ticket(self._next_batch, [], pieces, self.epoch)
         self._next_batch += 1
         for micro, piece in enumerate(pieces.parts):
             job = Job(self._next_job, ticket.batch, micro, updates)
@@ -257,6 +262,7 @@ class CentralPipeline:
                 "micro": micro,
                 "micros": schedule.micro_batches,
                 "updates": updates,
+                "epoch": self.epoch,
             }
             if autocast is not None:
                 meta["autocast"] = autocast
@@ -454,7 +460,12 @@ class CentralPipeline:
         return self._mailbox.wait(kind, job, what, self._batch_timeout)
 
     def _backward_meta(self, ticket: Ticket, index: int) -> dict[str, Any]:
-        meta: dict[str, Any] = {"batch": ticket.batch, "micro": index, "micros": len(ticket.jobs)}
+        meta: dict[str, Any] = {
+            "batch": ticket.batch,
+            "micro": index,
+            "micros": len(ticket.jobs),
+            "epoch": ticket.epoch,
+        }
         if ticket.update and index == len(ticket.jobs) - 1:
             meta["update"] = ticket.update
         if "backward" in self.bits:

@@ -23,7 +23,8 @@ class Outgoing:
     Attributes:
         kind: As :attr:`Packet.kind`.
         job: As :attr:`Packet.job`.
-        meta: As :attr:`Packet.meta`. ``meta["bits"]`` sets the codec's bit width from this packet on.
+        meta: As :attr:`Packet.meta`. ``meta["bits"]`` sets the codec's bit width from this packet on; a new
+            ``meta["epoch"]`` tells the codecs that an epoch begins.
         tensors: The tensors; None where there is none.
     """
 
@@ -83,6 +84,7 @@ class Sender:
         self._channel = channel
         self._templates = {False: codec, True: eval_codec}
         self._codecs: dict[tuple[bool, int], Codec] = {}
+        self._epoch: int | None = None
         self._run = run
         self._term = term
         self._on_error = on_error
@@ -103,11 +105,6 @@ class Sender:
         self._queue.put(None)
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
-
-    def start_epoch(self) -> None:
-        """Tell the codecs that an epoch begins. Call while nothing is queued."""
-        for codec in self._codecs.values():
-            codec.start_epoch()
 
     def _work(self) -> None:
         while True:
@@ -131,6 +128,11 @@ class Sender:
 
     def _encode(self, outgoing: Outgoing) -> Packet:
         evaluating = outgoing.kind == "evaluate"
+        if not evaluating and outgoing.meta.get("epoch", self._epoch) != self._epoch:
+            self._epoch = outgoing.meta["epoch"]
+            for (of_evaluation, _), codec in self._codecs.items():
+                if not of_evaluation:
+                    codec.start_epoch()
         payloads: list[Payload | None] = []
         for index, tensor in enumerate(outgoing.tensors):
             if tensor is None:

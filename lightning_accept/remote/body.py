@@ -43,6 +43,7 @@ async def read_body(request: web.Request, limit: int, patience: float) -> memory
     task = asyncio.current_task()
     assert task is not None
     late = False
+    timer: asyncio.TimerHandle
 
     def watch() -> None:
         nonlocal timer, late

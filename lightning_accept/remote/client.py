@@ -53,7 +53,7 @@ class HttpChannel:
 
     def send(self, packet: Packet) -> None:
         """See :meth:`lightning_accept.pipeline.transport.Channel.send`."""
-        _send(self._peer, packet)
+        self._peer.request(*_packet_request(packet), body=pack_packet(packet))
 
     def close(self) -> None:
         """See :meth:`lightning_accept.pipeline.transport.Channel.close`."""
@@ -61,10 +61,8 @@ class HttpChannel:
         self._peer.close()
 
 
-def _send(peer: Peer, packet: Packet) -> None:
-    peer.request(
-        "POST", f"{_path(packet.run)}/packets", f"the {packet.kind} of job {packet.job}", body=pack_packet(packet)
-    )
+def _packet_request(packet: Packet) -> tuple[str, str, str]:
+    return "POST", f"{_path(packet.run)}/packets", f"the {packet.kind} of job {packet.job}"
 
 
 class HttpWorker:
@@ -101,6 +99,7 @@ class HttpWorker:
         self._farewell = new_peer(Interrupter())
         self._timeout = timeout
         self._run = ""
+        self._max_body: int | None = None
         self._terms = threading.Condition()
         self._term: int | None = None
         self._next_term = -1
@@ -120,11 +119,13 @@ class HttpWorker:
                 f" protocol {PROTOCOL}; install the same version of lightning-accept on both"
             )
         self._run = run
+        self._max_body = facts.get("max_body")
         return facts
 
     def deploy(self, deployment: Deployment) -> None:
         """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.deploy`."""
         body = pack_deployment(deployment)
+        self._check_size(f"stage {deployment.stage}", body)
         with self._terms:
             self._next_term = deployment.term
         with self._control_lock:
@@ -139,7 +140,10 @@ class HttpWorker:
 
     def send(self, packet: Packet) -> None:
         """See :meth:`lightning_accept.pipeline.transport.Channel.send`."""
-        _send(self._sending, packet)
+        body = pack_packet(packet)
+        method, path, what = _packet_request(packet)
+        self._check_size(what, body)
+        self._sending.request(method, path, what, body=body)
 
     def receive(self, direction: Direction, timeout: float) -> Packet | None:
         """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.receive`."""
@@ -240,6 +244,14 @@ class HttpWorker:
                 return
             finally:
                 self._farewell.close()
+
+    def _check_size(self, what: str, body: bytes) -> None:
+        # The worker would refuse it too, but over a slow link its refusal can get lost behind the upload.
+        if self._max_body is not None and len(body) > self._max_body:
+            raise PipelineError(
+                f"{what} takes {len(body)} bytes, worker {self.name} accepts {self._max_body} bytes; start it with a"
+                " larger --max-body"
+            )
 
     def _json(self, body: memoryview) -> dict[str, Any]:
         try:

@@ -205,8 +205,11 @@ class Peer:
         return PipelineError(f"worker {self.url} refused {what}: {message}")
 
     def _tls_advice(self, what: str, error: Exception) -> str:
+        reason = _reason(error)
+        if "WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER" in reason or "record layer" in reason:
+            return f"no TLS connection to {self.url} for {what}: {reason}; if it serves plain HTTP, address it with http://"
         return (
-            f"no TLS connection to {self.url} for {what}: {_reason(error)}; name the file with the worker's certificate"
+            f"no TLS connection to {self.url} for {what}: {reason}; name the file with the worker's certificate"
             " or its authority in cafile=..., and use the name or address that the certificate is made out to"
         )
 

@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType
 
 import torch
 
@@ -51,13 +50,19 @@ def run_server(
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(stopped.set)
 
-        def on_signal(number: int, frame: FrameType | None) -> None:
+        def on_signal(number: int) -> None:
             if stopping.is_set():
                 os._exit(128 + number)
             stop()
 
-        before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
+            for number in before:
+                try:
+                    # Wakes the loop whichever thread the signal is delivered to; signal.signal alone does not.
+                    loop.add_signal_handler(number, on_signal, number)
+                except NotImplementedError:
+                    signal.signal(number, lambda number, frame: on_signal(number))
             on_start(stop)
             await serve(options, make_stage, on_listening=on_listening, stop=stopped)
         finally:

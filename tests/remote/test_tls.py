@@ -104,7 +104,7 @@ def test_a_plain_worker_addressed_with_https(
 ) -> None:
     url = start_worker().url.replace("http:", "https:")
     handles.append(HttpWorker(url, "secret", timeout=0.1, cafile=certificate[0]))
-    with pytest.raises(TransportError, match=f"{url}"):
+    with pytest.raises(TransportError, match=f"{url} for the claim: .*address it with http://"):
         handles[0].claim("run-1", "me")
 
 
