@@ -2,8 +2,8 @@
 
     python benchmarks/overlap.py [--quick] [--json FILE]
 
-1. *Overlap*: two stages of equal work, one thread each (this process and one embedded worker). Batches per second in the
-   steady state, over 1 / (compute time per batch of the slower stage, measured alone in the same run).
+1. *Overlap*: two stages of equal work, one thread each (this process and one embedded worker). Batches per second in
+   the steady state, over 1 / (compute time per batch of the slower stage, measured alone in the same run).
 2. *Cost*: one embedded worker, ``in_flight=1``, MobileNetV2 at batch 64: median time per step over that of a plain
    Trainer, in alternation, all with one thread; and where the difference goes.
 """
@@ -15,6 +15,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import itertools
 import statistics
 import time
 from typing import Any
@@ -67,7 +68,7 @@ class Clock(L.Callback):
     def steps(self, skip_first: int, skip_last: int) -> list[float]:
         """Seconds between the ends of successive batches in the steady state."""
         kept = self.times[skip_first : len(self.times) - skip_last]
-        return [second - first for first, second in zip(kept, kept[1:])]
+        return [second - first for first, second in itertools.pairwise(kept)]
 
 
 def fit(net: nn.Module, data: TensorDataset, batch: int, strategy: Any) -> Clock:
@@ -93,8 +94,8 @@ def images(count: int, size: int) -> TensorDataset:
 
 
 def equal_halves(width: int) -> nn.Sequential:
-    """Two halves of the same work: eight equal convolutions, a pooling head of next to no work."""
-    stem = nn.Conv2d(3, width, 3, 2, 1)
+    """Two halves of the same work: eight equal convolutions, a stem and a head of next to no work."""
+    stem = nn.Conv2d(3, width, 4, 4)
     blocks = [nn.Sequential(nn.Conv2d(width, width, 3, 1, 1), nn.BatchNorm2d(width), nn.ReLU()) for _ in range(8)]
     return nn.Sequential(stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
 
@@ -130,7 +131,7 @@ def stage_seconds(net: nn.Module, x: Tensor, target: Tensor, first_of_second: st
         stages[0].backward(batch, back)
         stages[0].step(0, options)
         marks.append(time.perf_counter())
-        spans = [second - first for first, second in zip(marks, marks[1:])]
+        spans = [second - first for first, second in itertools.pairwise(marks)]
         samples[0].append(spans[0] + spans[2] + spans[4])
         samples[1].append(spans[1] + spans[3])
     return [statistics.median(values[2:]) for values in samples]
@@ -138,17 +139,17 @@ def stage_seconds(net: nn.Module, x: Tensor, target: Tensor, first_of_second: st
 
 def overlap(report: Report, quick: bool) -> None:
     """Measure item 1."""
-    batch, count = 32, 12 if quick else 40
-    data = images(batch * count, 64)
+    batch, count = 64, 12 if quick else 40
+    data = images(batch * count, 32)
     x, target = data.tensors[0][:batch], data.tensors[1][:batch]
     ratios = []
     for repeat in range(1 if quick else 5):
-        net = equal_halves(48)
+        net = equal_halves(128)
         alone = stage_seconds(net, x, target, "5", 6 if quick else 12)
         clock = fit(net, data, batch, AccEPTStrategy(1, partition=["5"], worker_threads=1))
         period = statistics.median(clock.steps(6, 3))
         again = stage_seconds(net, x, target, "5", 6 if quick else 12)
-        slowest = max((a + b) / 2 for a, b in zip(alone, again))
+        slowest = max((a + b) / 2 for a, b in zip(alone, again, strict=True))
         ratios.append(slowest / period)
         worker = clock.stats[1]
         report.row(
@@ -158,6 +159,8 @@ def overlap(report: Report, quick: bool) -> None:
             stage_1_alone_s=(alone[1] + again[1]) / 2,
             period_s=period,
             overlap=slowest / period,
+            activation_bytes=clock.stats[0]["links"]["down"]["payload_bytes"]
+            / clock.stats[0]["links"]["down"]["packets"],
             worker_busy=(worker["forward_seconds"] + worker["backward_seconds"]) / (worker["jobs"] * period),
         )
     report.figure("overlap_median", statistics.median(ratios))

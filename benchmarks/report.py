@@ -59,7 +59,8 @@ def machine() -> dict[str, Any]:
     if cpuinfo.exists():
         names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
         model = names[0] if names else model
-    return {"processor": model, "cores": os.cpu_count(), "system": platform.system(), "python": platform.python_version()}
+    system, python = platform.system(), platform.python_version()
+    return {"processor": model, "cores": os.cpu_count(), "system": system, "python": python}
 
 
 def versions() -> dict[str, str]:

@@ -8,18 +8,31 @@ from typing import TYPE_CHECKING, Any
 from lightning_accept.version import __version__
 
 if TYPE_CHECKING:
-    from lightning_accept.codecs import Bf16, Fp16, Raw
+    from lightning_accept.callbacks import BitWidthScheduler
+    from lightning_accept.codecs import Bf16, Fp16, MultiBit, Raw, StochasticUniform
     from lightning_accept.strategy import AccEPTStrategy
 
 # Loaded at first use: a worker imports this package, and must not pay for Lightning.
 _EXPORTS = {
     "AccEPTStrategy": "lightning_accept.strategy",
     "Bf16": "lightning_accept.codecs",
+    "BitWidthScheduler": "lightning_accept.callbacks",
     "Fp16": "lightning_accept.codecs",
+    "MultiBit": "lightning_accept.codecs",
     "Raw": "lightning_accept.codecs",
+    "StochasticUniform": "lightning_accept.codecs",
 }
 
-__all__ = ["AccEPTStrategy", "Bf16", "Fp16", "Raw", "__version__"]
+__all__ = [
+    "AccEPTStrategy",
+    "Bf16",
+    "BitWidthScheduler",
+    "Fp16",
+    "MultiBit",
+    "Raw",
+    "StochasticUniform",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lightning.pytorch import LightningModule
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import LightningModule
 from torch import nn
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.precision import MixedPrecision
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.optim import Optimizer
 
@@ -23,14 +23,13 @@ def check_trainer(trainer: Trainer, in_flight: int | None) -> None:
         MisconfigurationException: Naming the argument and the way out.
     """
     if trainer.gradient_clip_val:
+        refuse_clipping("Trainer(gradient_clip_val=...)")
+    # Trainer.num_devices is 1 for every strategy of a single device.
+    devices = len(getattr(trainer.strategy, "parallel_devices", None) or [trainer.strategy.root_device])
+    if devices > 1 or trainer.num_nodes > 1:
         raise MisconfigurationException(
-            "AccEPTStrategy does not clip gradients yet; remove Trainer(gradient_clip_val=...) and lower the learning rate"
-            " or warm it up instead"
-        )
-    if trainer.num_devices > 1 or trainer.num_nodes > 1:
-        raise MisconfigurationException(
-            f"AccEPTStrategy uses one device on the central node, not {trainer.num_devices} on {trainer.num_nodes} nodes;"
-            " set Trainer(devices=1) and list the others as workers"
+            f"AccEPTStrategy uses one device on the central node, not {devices} on {trainer.num_nodes} nodes; set"
+            " Trainer(devices=1, num_nodes=1) and list the others as workers"
         )
     precision = trainer.precision_plugin
     if isinstance(precision, MixedPrecision) and precision.scaler is not None:
@@ -49,6 +48,17 @@ def check_trainer(trainer: Trainer, in_flight: int | None) -> None:
             )
 
 
+def refuse_clipping(what: str) -> None:
+    """Refuse ``what`` asks for gradient clipping: no device knows the norm of all gradients.
+
+    Raises:
+        MisconfigurationException: Always.
+    """
+    raise MisconfigurationException(
+        f"AccEPTStrategy does not clip gradients yet; remove {what} and lower the learning rate or warm it up instead"
+    )
+
+
 def check_optimizers(optimizers: Sequence[Optimizer]) -> None:
     """Refuse optimizers that cannot be split over stages.
 
@@ -58,6 +68,6 @@ def check_optimizers(optimizers: Sequence[Optimizer]) -> None:
     for optimizer in optimizers:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise MisconfigurationException(
-                "LBFGS evaluates the loss several times per step, which a pipeline cannot do; choose SGD, AdamW or another"
-                " first-order optimizer"
+                "LBFGS evaluates the loss several times per step, which a pipeline cannot do; choose SGD, AdamW or"
+                " another first-order optimizer"
             )

@@ -28,10 +28,10 @@ from lightning_accept.pipeline.deploy import Settings
 from lightning_accept.pipeline.lookahead import Feed, Handle, LookAheadLoader, begin_ahead
 from lightning_accept.pipeline.messages import PipelineError
 from lightning_accept.pipeline.module import PipelinedModule
-from lightning_accept.pipeline.optimizers import hyper_parameters
+from lightning_accept.pipeline.optimizers import foreign_classes, hyper_parameters
 from lightning_accept.pipeline.suspended import SuspendedStep
 from lightning_accept.pipeline.transport import WorkerHandle
-from lightning_accept.refusals import check_optimizers, check_trainer
+from lightning_accept.refusals import check_optimizers, check_trainer, refuse_clipping
 from lightning_accept.remote.client import HttpWorker
 from lightning_accept.remote.local import LocalWorkers
 
@@ -66,7 +66,8 @@ class AccEPTStrategy(SingleDeviceStrategy):
         timeout: Seconds within which a worker must answer before it counts as lost.
         batch_timeout: Seconds within which a batch must come back.
         worker_threads: Threads of each embedded worker; by default the cores are divided among them and this process.
-        device: Device of the central node, for stage 0 and the loss; by default what the Trainer's ``accelerator`` says.
+        device: Device of the central node, for stage 0 and the loss; by default what the Trainer's ``accelerator``
+            says.
     """
 
     strategy_name = "accept"
@@ -93,6 +94,8 @@ class AccEPTStrategy(SingleDeviceStrategy):
         super().__init__(device="cpu" if device == "auto" else device)
         self.parallel_devices: list[torch.device] | None = None
         """Set by the Trainer to what its ``accelerator`` and ``devices`` amount to."""
+        self.num_nodes = 1
+        """Set by the Trainer to its ``num_nodes``."""
         self._auto_device = device == "auto"
         if isinstance(workers, str):
             raise ValueError(f"workers must be a list of URLs or a number; write workers=[{workers!r}]")
@@ -128,6 +131,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
         self._horizon: TrainingHorizon | None = None
         self._feeds: dict[str, Feed] = {}
         self._in_hand: Handle | None = None
+        self._at_work: Handle | None = None
         self._live: tuple[Ticket, list[Tensor]] | None = None
         self._stepping = False
         self._drain_after = False
@@ -238,7 +242,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
         handle.raw = None
 
     def _install_hooks(self, lightning_module: LightningModule) -> None:
-        """Stand in for three methods of the user's objects until the pipeline is closed."""
+        """Stand in for methods of the user's objects until the pipeline is closed."""
         before_transfer, user_log = lightning_module._on_before_batch_transfer, lightning_module.log
 
         def on_before_batch_transfer(batch: Any, dataloader_idx: int = 0) -> Any:
@@ -255,23 +259,36 @@ class AccEPTStrategy(SingleDeviceStrategy):
                 user_log(*args, **kwargs)
 
         self._stand_in(lightning_module, "_on_before_batch_transfer", on_before_batch_transfer)
-        self._stand_in(lightning_module, "log", deferring_log)
-        if self._synchronous:
-            for index, (raw, wrapped) in enumerate(zip(self.optimizers, self._lightning_optimizers)):
-                for optimizer in (raw, wrapped):
-                    self._stand_in(optimizer, "zero_grad", self._zero_grad(index, optimizer.zero_grad))
+        def clip_gradients(optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None) -> None:
+            if gradient_clip_val:
+                refuse_clipping("clip_gradients(...)")  # it would clip what the central node holds only
 
-    def _zero_grad(self, index: int, original: Callable[..., None]) -> Callable[..., None]:
+        self._stand_in(lightning_module, "log", deferring_log)
+        self._stand_in(lightning_module, "clip_gradients", clip_gradients)
+        if self._synchronous:
+            assert self._pipelined is not None
+            for module in dict.fromkeys([lightning_module, self._pipelined.module]):
+                self._stand_in(module, "zero_grad", self._zero_grad(range(len(self.optimizers)), module.zero_grad))
+            for index, (raw, wrapped) in enumerate(zip(self.optimizers, self._lightning_optimizers, strict=True)):
+                for optimizer in (raw, wrapped):
+                    self._stand_in(optimizer, "zero_grad", self._zero_grad([index], optimizer.zero_grad))
+
+    def _zero_grad(self, indices: Sequence[int], original: Callable[..., None]) -> Callable[..., None]:
         def zero_grad(*args: Any, **kwargs: Any) -> None:
             original(*args, **kwargs)
             if self._pipeline is not None:
-                self._pipeline.zero_gradients(index)
+                for index in indices:
+                    self._pipeline.zero_gradients(index)
 
         return zero_grad
 
     def _stand_in(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        own = vars(owner).get(name)
         setattr(owner, name, function)
-        self._restore_hooks.append(lambda: vars(owner).pop(name, None))
+        if own is None:
+            self._restore_hooks.append(lambda: vars(owner).pop(name, None))
+        else:
+            self._restore_hooks.append(lambda: setattr(owner, name, own))
 
     # ----- training
 
@@ -385,6 +402,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
             handle.opened, handle.batch = True, args[0]
         if handle.feed is not None:
             handle.feed.take(handle)
+        self._at_work = handle
         return handle
 
     def _update(self) -> list[list[Any]] | None:
@@ -427,7 +445,9 @@ class AccEPTStrategy(SingleDeviceStrategy):
         handle = self._take_in_hand(args)
         lead = len(self._pipeline.workers) + 2
         limit = self._batches_in_evaluation(hook, handle, args)
-        begin_ahead(handle, int(min(lead, limit)), lambda batch, ahead: self._begin_evaluation(hook, batch, args, ahead))
+        begin_ahead(
+            handle, int(min(lead, limit)), lambda batch, ahead: self._begin_evaluation(hook, batch, args, ahead)
+        )
         assert handle.step is not None
         if handle.evaluation is None:
             return handle.step.resume(None)  # the step did not call the pipelined module
@@ -497,12 +517,22 @@ class AccEPTStrategy(SingleDeviceStrategy):
         Args:
             forward: Bits per activation.
             backward: Bits per gradient.
+
+        Raises:
+            ValueError: If a codec does not take this width. Nothing is changed then.
         """
         if self._pipeline is None:
             raise PipelineError("bit widths can be set in fit only")
-        for direction, value in (("forward", forward), ("backward", backward)):
-            if value is not None:
-                self._pipeline.bits[direction] = value
+        wanted = {"forward": forward, "backward": backward}
+        widths = {direction: bits for direction, bits in wanted.items() if bits is not None}
+        for direction, bits in widths.items():
+            codec = self._codecs[f"{direction}_codec"].fresh()
+            if codec.bits is not None:
+                try:
+                    codec.bits = bits
+                except ValueError as error:
+                    raise ValueError(f"{direction}_codec={codec.name!r}: {error}") from error
+        self._pipeline.bits.update(widths)
 
     def stats(self) -> list[dict[str, Any]]:
         """Figures of every stage, the central node's first; empty outside fit, validate, test and predict."""
@@ -538,7 +568,9 @@ class AccEPTStrategy(SingleDeviceStrategy):
         places = self._worker_places
         token = self._token or os.environ.get("LIGHTNING_ACCEPT_TOKEN", "")
         if isinstance(places, int):
-            self._local = LocalWorkers(places, threads=self._worker_threads)
+            self._local = LocalWorkers(
+                places, threads=self._worker_threads, allow_optimizer=foreign_classes(self.optimizers)
+            )
             self._local.start()
             self._share_cores(self._local.threads)
             places, token = self._local.urls, self._local.token
@@ -565,9 +597,13 @@ class AccEPTStrategy(SingleDeviceStrategy):
 
     def _abandon_steps(self) -> None:
         feeds, self._feeds = self._feeds, {}
-        for feed in feeds.values():
-            for step in feed.started():
-                step.abandon()
+        steps = [step for feed in feeds.values() for step in feed.started()]
+        # An error or an interrupt may have come while the step in hand was waiting for its output.
+        handle, self._at_work = self._at_work, None
+        if handle is not None and handle.step is not None:
+            steps.append(handle.step)
+        for step in steps:
+            step.abandon()
 
     def _refuse_uncalled(self, hook: str) -> None:
         assert self._pipelined is not None
@@ -578,7 +614,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
 
     def _close_pipeline(self) -> None:
         self._abandon_steps()
-        for restore in self._restore_hooks:
+        for restore in reversed(self._restore_hooks):
             restore()
         self._restore_hooks.clear()
         if self._pipelined is not None:

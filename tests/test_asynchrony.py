@@ -48,9 +48,7 @@ PARTITION = ["2", "5"]
 def make_data(batches: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(3)
     count = batches * BATCH - 1
-    return TensorDataset(
-        torch.randn(count, 6, generator=generator), torch.randint(0, 3, (count,), generator=generator)
-    )
+    return TensorDataset(torch.randn(count, 6, generator=generator), torch.randint(0, 3, (count,), generator=generator))
 
 
 def train(batches: int, *, epochs: int = 1, disturb: Any = None, dropout: float = 0.0, **arguments: Any) -> Model:
@@ -111,19 +109,19 @@ class Stage:
 def reference(batches: int, windows: tuple[int, int, int], predict: bool, epochs: int = 1) -> dict[str, Tensor]:
     """Replay the schedule in one process, batch by batch: no pipeline, no threads."""
     L.seed_everything(11, verbose=False)
-    stages = [Stage(net, window, predict) for net, window in zip(make_stages(), windows)]
+    stages = [Stage(net, window, predict) for net, window in zip(make_stages(), windows, strict=True)]
     for _ in range(epochs):
         for stage in stages:  # the pipeline is drained between epochs: counting begins anew
             stage.versions, stage.momentum = stage.versions[-1:], stage.momentum[-1:]
         for batch, (x, target) in enumerate(DataLoader(make_data(batches), BATCH)):
             used = [stage.weights(batch) for stage in stages]
-            for stage, weights in zip(stages, used):
+            for stage, weights in zip(stages, used, strict=True):
                 x = torch.func.functional_call(stage.net, weights, (x,))
             loss = nn.functional.cross_entropy(x, target)
             flat = [(number, name) for number, weights in enumerate(used) for name in weights]
             gradients = torch.autograd.grad(loss, [used[number][name] for number, name in flat])
             for number, stage in enumerate(stages):
-                stage.update({name: g for (owner, name), g in zip(flat, gradients) if owner == number})
+                stage.update({name: g for (owner, name), g in zip(flat, gradients, strict=True) if owner == number})
     return {f"{n}.{name}": weight for n, stage in enumerate(stages) for name, weight in stage.versions[-1].items()}
 
 
@@ -179,7 +177,7 @@ def test_one_seed_gives_one_result_whatever_the_network_does(arguments: dict[str
 
 
 def test_accumulation_in_flight_updates_after_every_second_batch() -> None:
-    """With one batch in flight per window it is plain training; more are deterministic and equal in number of updates."""
+    """Deterministic with batches in flight; plain training where the warm-up keeps to one."""
     first = by_stage(train(8, in_flight=4, accumulate_grad_batches=2))
     again = by_stage(train(8, in_flight=4, accumulate_grad_batches=2, disturb=RandomDisturbance(5)))
     for name, weight in first.items():

@@ -219,4 +219,3 @@ def test_a_step_that_returns_none_skips_its_update() -> None:
     with pytest.warns(UserWarning, match="returned `None`"):
         trainer.fit(module, DataLoader(Numbers(8), 1))
     assert_trained(module, flow(1, 8))
-

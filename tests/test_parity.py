@@ -126,7 +126,14 @@ def memory_workers(count: int = 2) -> list[Any]:
 
 
 def train(
-    model: str, optimizer: str, strategy: Any, *, batches: int = 20, batch_size: int = 4, last: int = 3, **arguments: Any
+    model: str,
+    optimizer: str,
+    strategy: Any,
+    *,
+    batches: int = 20,
+    batch_size: int = 4,
+    last: int = 3,
+    **arguments: Any,
 ) -> tuple[Classifier, dict[str, Any]]:
     """Fit from a fixed seed; returns the module and all that it logged."""
     make_net, make_inputs = MODELS[model]

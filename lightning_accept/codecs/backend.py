@@ -63,11 +63,12 @@ class Backend(Protocol):
         """
 
     def round_stochastically(
-        self, x: Tensor, scales: Tensor, block: int, bits: int, keys: tuple[int, int]
-    ) -> tuple[Tensor, float, float]:
-        """Codes uint8 [n] of float32 ``x`` [n] under one scale per block; squared error and sum of squares of a sample.
+        self, x: Tensor, scales: Tensor, block: int, bits: int, keys: tuple[int, int], out: Tensor
+    ) -> tuple[float, float]:
+        """Codes of float32 ``x`` [n] under one scale per block into ``out`` uint8 [n].
 
-        A code is the rounded value plus ``2**(bits-1)``, or, for eight bits, the byte of an int8.
+        Returns squared error and sum of squares of a sample. A code is the rounded value plus ``2**(bits-1)``, or, for
+        eight bits, the byte of an int8.
         """
 
     def dequantise(self, codes: Tensor, scales: Tensor, block: int, bits: int) -> Tensor:

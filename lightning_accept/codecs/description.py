@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -40,15 +39,18 @@ def matrix_shape(meta: dict[str, Any]) -> tuple[int, int]:
     Raises:
         CodecError: If the shape or dtype is not one that a quantiser could have written.
     """
-    shape = meta.get("shape")
+    shape, dtype = meta.get("shape"), meta.get("dtype")
     if not isinstance(shape, list) or not 1 <= len(shape) <= _MOST_DIMENSIONS:
         raise CodecError(f"not the shape of a quantised tensor: {shape!s:.100}")
-    if not all(type(size) is int and 0 < size <= _MOST_ELEMENTS for size in shape):
-        raise CodecError(f"not the shape of a quantised tensor: {shape!s:.100}")
-    count = math.prod(shape)
-    dtype = meta.get("dtype")
-    if count > _MOST_ELEMENTS or not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise CodecError(f"not the description of a quantised tensor: {shape!s:.100}, {dtype!s:.100}")
+    count = 1
+    for size in shape:
+        if type(size) is not int or size <= 0:
+            raise CodecError(f"not the shape of a quantised tensor: {shape!s:.100}")
+        count *= size
+        if count > _MOST_ELEMENTS:
+            raise CodecError(f"more elements than any tensor sent: {shape!s:.100}")
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise CodecError(f"not the dtype of a quantised tensor: {dtype!s:.100}")
     return shape[0], count // shape[0]
 
 
@@ -58,7 +60,8 @@ def restore(values: Tensor, meta: dict[str, Any]) -> Tensor:
     if dtype == torch.float16:
         largest = torch.finfo(torch.float16).max
         values = values.clamp_(-largest, largest)
-    return values.reshape(meta["shape"]).to(dtype)
+    values = values.view(meta["shape"])
+    return values if dtype == torch.float32 else values.to(dtype)
 
 
 def integer(meta: dict[str, Any], name: str, low: int, high: int) -> int:
@@ -84,7 +87,7 @@ def part(payload: Payload, name: str, dtype: torch.dtype, size: int | None) -> T
         raise CodecError(f"the payload has no part {name!r}, only {sorted(payload.tensors)}")
     if tensor.dtype != dtype or (size is not None and tensor.numel() != size):
         raise CodecError(f"part {name!r} should hold {size} x {dtype}, not {list(tensor.shape)} x {tensor.dtype}")
-    tensor = tensor.contiguous().reshape(-1)
+    tensor = tensor.contiguous().view(-1)
     # A part may begin at any byte of a received frame; the kernels read whole numbers.
     return tensor.clone() if tensor.data_ptr() % tensor.element_size() else tensor
 

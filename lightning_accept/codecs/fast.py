@@ -67,8 +67,8 @@ def decode_planes(planes: Tensor, table: F32, n: int, cols: int, along_row: bool
     bits = planes.shape[0]
     padded = np.zeros(4 if bits <= 2 else 16 if bits <= 4 else 256, np.float32)
     padded[: len(table)] = table
-    if bits == 1:
-        padded[3] = table[1]
+    if bits in (1, 3):
+        padded[-len(table) // 2 :] = table[len(table) // 2 :]
     out = torch.empty(n, cols)
     kernels.decode_planes(planes.numpy(), bits, along_row or cols == 1, padded, out.numpy())
     return out
@@ -91,12 +91,11 @@ def block_scales(maxima: Tensor, largest: float, scale: Tensor) -> tuple[Tensor,
 
 
 def round_stochastically(
-    x: Tensor, scales: Tensor, block: int, bits: int, keys: tuple[int, int]
-) -> tuple[Tensor, float, float]:
+    x: Tensor, scales: Tensor, block: int, bits: int, keys: tuple[int, int], out: Tensor
+) -> tuple[float, float]:
     """See :class:`~lightning_accept.codecs.backend.Backend`."""
-    out = torch.empty(x.numel(), dtype=torch.uint8)
     error, squares = kernels.round_stochastically(x.numpy(), _WEYL, scales.numpy(), block, bits, *keys, out.numpy())
-    return out, error, squares
+    return error, squares
 
 
 def dequantise(codes: Tensor, scales: Tensor, block: int, bits: int) -> Tensor:

@@ -330,79 +330,87 @@ def encode_residue(x, bits, a, codes):  # type: ignore[no-untyped-def]
 
 
 @_kernel("void(u1[::1], u1[::1], u1, u1, f4[::1], f4[::1])")
-def _select(low, high, low_mask, high_mask, table, out):  # type: ignore[no-untyped-def]
+def _select4(code0, code1, mask0, mask1, table, out):  # type: ignore[no-untyped-def]
     """Four levels by two bits: selections vectorise where reads from a table do not."""
     t0, t1, t2, t3 = table[0], table[1], table[2], table[3]
     for i in range(out.shape[0]):
-        odd = (low[i] & low_mask) != 0
-        lower = t1 if odd else t0
-        upper = t3 if odd else t2
-        out[i] = upper if (high[i] & high_mask) != 0 else lower
+        bit0 = (code0[i] & mask0) != 0
+        low = t1 if bit0 else t0
+        high = t3 if bit0 else t2
+        out[i] = high if (code1[i] & mask1) != 0 else low
 
 
-@_kernel("void(u1[::1], u8[::1], f4[::1])")
-def _look_up_pairs(code, pairs, out):  # type: ignore[no-untyped-def]
-    """Sixteen levels: eight codes are read at once, and two values found at once."""
-    words, found = code.view(np.uint64), out.view(np.uint64)
-    mask = np.uint64(255)
-    for i in range(words.shape[0]):
-        word = words[i] | (words[i] >> np.uint64(4))
-        found[4 * i] = pairs[word & mask]
-        found[4 * i + 1] = pairs[(word >> np.uint64(16)) & mask]
-        found[4 * i + 2] = pairs[(word >> np.uint64(32)) & mask]
-        found[4 * i + 3] = pairs[(word >> np.uint64(48)) & mask]
+@_kernel("void(u1[::1], u1[::1], u1[::1], u1[::1], u1, u1, u1, u1, f4[::1], f4[::1])")
+def _select16(code0, code1, code2, code3, mask0, mask1, mask2, mask3, t, out):  # type: ignore[no-untyped-def]
+    """Sixteen levels by four bits."""
+    t0, t1, t2, t3, t4, t5, t6, t7 = t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7]
+    t8, t9, ta, tb, tc, td, te, tf = t[8], t[9], t[10], t[11], t[12], t[13], t[14], t[15]
+    for i in range(out.shape[0]):
+        bit0, bit1 = (code0[i] & mask0) != 0, (code1[i] & mask1) != 0
+        bit2, bit3 = (code2[i] & mask2) != 0, (code3[i] & mask3) != 0
+        v0 = t1 if bit0 else t0
+        v1 = t3 if bit0 else t2
+        v2 = t5 if bit0 else t4
+        v3 = t7 if bit0 else t6
+        v4 = t9 if bit0 else t8
+        v5 = tb if bit0 else ta
+        v6 = td if bit0 else tc
+        v7 = tf if bit0 else te
+        v0 = v1 if bit1 else v0
+        v2 = v3 if bit1 else v2
+        v4 = v5 if bit1 else v4
+        v6 = v7 if bit1 else v6
+        v0 = v2 if bit2 else v0
+        v4 = v6 if bit2 else v4
+        out[i] = v4 if bit3 else v0
 
 
-@_kernel("void(u1[::1], f4[::1], u8[::1], f4[::1])")
-def _look_up(code, table, pairs, out):  # type: ignore[no-untyped-def]
+@_kernel("void(u1[::1], f4[::1], f4[::1])")
+def _look_up(code, table, out):  # type: ignore[no-untyped-def]
+    one, two, four, eight = np.uint8(1), np.uint8(2), np.uint8(4), np.uint8(8)
     if table.shape[0] == 4:
-        _select(code, code, np.uint8(1), np.uint8(2), table, out)
-        return
-    done = 0
-    if table.shape[0] == 16:
-        done = code.shape[0] // 8 * 8
-        _look_up_pairs(code[:done], pairs, out[:done])
-    for i in range(done, code.shape[0]):
-        out[i] = table[code[i]]
+        _select4(code, code, one, two, table, out)
+    elif table.shape[0] == 16:
+        _select16(code, code, code, code, one, two, four, eight, table, out)
+    else:
+        for i in range(out.shape[0]):
+            out[i] = table[code[i]]
 
 
 @_kernel("void(u1[:,::1], i8, b1, f4[::1], f4[:,::1])")
 def decode_planes(planes, bits, flat, table, out):  # type: ignore[no-untyped-def]
-    """``out = table[code]``. The table holds 4, 16 or 256 values; for one bit, the fourth repeats the second."""
+    """``out = table[code]``. The table holds 4, 16 or 256 values.
+
+    For one and three bits the upper half of the table repeats the values of the codes with the highest bit set: there
+    the highest plane is read twice.
+    """
     n, cols = out.shape
     run = out.reshape(-1)
     code = np.empty(_BLOCK, np.uint8)
-    pairs = np.empty(256, np.uint64)
-    values = pairs.view(np.float32)
-    if table.shape[0] == 16:
-        for i in range(256):
-            values[2 * i] = table[i & 15]
-            values[2 * i + 1] = table[i >> 4]
     if flat:
         for low in range(0, run.shape[0], _BLOCK):
             part = run[low : low + _BLOCK]
             _unpack_run(planes, bits, low // 8, code[: (part.shape[0] + 7) // 8 * 8])
-            _look_up(code[: part.shape[0]], table, pairs, part)
+            _look_up(code, table, part)
         return
     for row in range(0, n, 8):
         rows = min(8, n - row)
         for left in range(0, cols, _WIDTH):
             width = min(_WIDTH, cols - left)
             first = row // 8 * cols + left
-            if bits <= 2:
-                low_plane = planes[0, first : first + width]
-                high_plane = planes[bits - 1, first : first + width]
-                for r in range(rows):
-                    at = (row + r) * cols + left
-                    mask = np.uint8(128 >> r)
-                    _select(low_plane, high_plane, mask, mask, table, run[at : at + width])
-                continue
-            _unpack_rows(planes, bits, first, code[: 8 * width].reshape(8, width))
-            joined = rows if width == cols else 1
-            for r in range(0, rows, joined):
+            if table.shape[0] == 256:
+                _unpack_rows(planes, bits, first, code[: 8 * width].reshape(8, width))
+            for r in range(rows):
                 at = (row + r) * cols + left
-                part = code[r * width : (r + joined) * width]
-                _look_up(part, table, pairs, run[at : at + joined * width])
+                part = run[at : at + width]
+                m = np.uint8(128 >> r)
+                if table.shape[0] == 4:
+                    _select4(planes[0, first:], planes[bits - 1, first:], m, m, table, part)
+                elif table.shape[0] == 16:
+                    two, three = planes[2, first:], planes[bits - 1, first:]
+                    _select16(planes[0, first:], planes[1, first:], two, three, m, m, m, m, table, part)
+                else:
+                    _look_up(code[r * width :], table, part)
 
 
 # Stochastic quantisation. No fastmath where a rounding decides: both implementations give the same bits.
@@ -490,8 +498,8 @@ def _miss(x, inverse, code, offset, flip):  # type: ignore[no-untyped-def]
 def round_stochastically(x, weyl, scales, block, bits, key0, key1, out):  # type: ignore[no-untyped-def]
     """Codes of ``x`` [n] under a scale per block; ``weyl`` [2048] holds multiples of its second entry.
 
-    Returns squared error and sum of squares, both of the same runs: the first sixteen and a pseudo-random eighth of
-    the others. Enough to watch, where the full sums would cost as much as the rounding.
+    Returns squared error and sum of squares, both of the same runs: the first sixteen and a pseudo-random
+    thirty-second of the others. Enough to watch, where the full sums would cost as much as the rounding.
     """
     limit = np.float32((1 << (bits - 1)) - 1)
     offset = np.float32(0 if bits == 8 else 1 << (bits - 1))
@@ -508,7 +516,7 @@ def round_stochastically(x, weyl, scales, block, bits, key0, key1, out):  # type
             start = np.uint32(np.uint32(np.uint32(low) * weyl[1]) + key0)
             _round(run, weyl, inverse, magic, lowest, highest, start, key1, code)
             number = np.uint32(low // min(block, _RUN))
-            if number < 16 or np.uint32(number * weyl[1]) < np.uint32(1 << 29):
+            if number < 16 or np.uint32(number * weyl[1]) < np.uint32(1 << 27):
                 flip = np.uint8(0x80 if bits == 8 else 0)
                 e, s = _miss(run, inverse, code, np.int32(1 << (bits - 1)), flip)
                 weight = np.float64(scales[b]) * np.float64(scales[b])

@@ -11,6 +11,7 @@ table: starting from ``codes[0]``, every threshold at or below the element flips
 from __future__ import annotations
 
 import functools
+import heapq
 import math
 
 import numpy as np
@@ -163,28 +164,49 @@ def _signs(bits: int) -> F64:
 def initial_free_levels(values: F32, count: int) -> F64:
     """Ascending levels [count] by k-means on at most :data:`SAMPLE` of ``values`` [n], n at least 1.
 
-    Lloyd's algorithm finds a local optimum, so it starts three times: from equal steps, from equal shares of the
-    elements, and from shares of the cube root of the density, which is best for many levels (Panter and Dite, 1951).
+    Lloyd's algorithm finds a local optimum, so it starts three times: from splitting the worst cell again and again,
+    from equal shares of the elements, and from shares of the cube root of the density, which is best for many levels
+    (Panter and Dite, 1951).
     """
     ordered = np.sort(values[_spread(len(values), min(len(values), SAMPLE))].astype(np.float64))
     low, high = float(ordered[0]), float(ordered[-1])
     if low == high:
         return np.full(count, low)
+    sums = np.concatenate(([0.0], np.cumsum(ordered)))
     shares = (np.arange(count) + 0.5) / count
     histogram, edges = np.histogram(ordered, bins=1024, range=(low, high))
     mass = np.concatenate(([0.0], np.cumsum(np.cbrt(histogram))))
     starts = (
-        low + (high - low) * shares,
+        _split(ordered, sums, count),
         ordered[(shares * len(ordered)).astype(np.int64)],
         np.interp(shares * mass[-1], mass, edges),
     )
-    sums = np.concatenate(([0.0], np.cumsum(ordered)))
     best, best_gain = starts[0], -math.inf
     for start in starts:
         levels, gain = _lloyd(ordered, sums, start)
         if gain > best_gain:
             best, best_gain = levels, gain
     return best
+
+
+def _split(ordered: F64, sums: F64, count: int) -> F64:
+    """Means of ``count`` cells: again and again, the cell with the largest squared error is split at its mean."""
+    squares = np.concatenate(([0.0], np.cumsum(ordered * ordered)))
+
+    def cell(first: int, last: int) -> tuple[float, int, int]:
+        total = sums[last] - sums[first]
+        return -(squares[last] - squares[first] - total * total / (last - first)), first, last
+
+    cells = [cell(0, len(ordered))]
+    while len(cells) < count:
+        _, first, last = cells[0]
+        middle = int(np.searchsorted(ordered, (sums[last] - sums[first]) / (last - first)))
+        if not first < middle < last:
+            break
+        heapq.heapreplace(cells, cell(first, middle))
+        heapq.heappush(cells, cell(middle, last))
+    means = sorted(float((sums[last] - sums[first]) / (last - first)) for _, first, last in cells)
+    return np.array(means + means[-1:] * (count - len(means)))
 
 
 def _lloyd(ordered: F64, sums: F64, levels: F64) -> tuple[F64, float]:

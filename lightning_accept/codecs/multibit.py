@@ -182,7 +182,7 @@ class MultiBit(Codec):
         only_parts(payload, {"zstd" if packing == "zstd" else "planes", "levels"})
         sent = part(payload, "levels", torch.float32, bits + 1 if kind == "signed" else 1 << bits)
         values: F32 = sent.numpy()
-        if not np.abs(values).max() <= _LARGEST:
+        if not -_LARGEST <= values.min() <= values.max() <= _LARGEST:
             raise CodecError("the levels hold NaN, infinity, or magnitudes that are never sent")
         if packing == "zstd":
             planes = decompress(part(payload, "zstd", torch.uint8, None), size)

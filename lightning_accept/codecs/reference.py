@@ -109,13 +109,12 @@ def block_scales(maxima: Tensor, largest: float, scale: Tensor) -> tuple[Tensor,
 
 
 def round_stochastically(
-    x: Tensor, scales: Tensor, block: int, bits: int, keys: tuple[int, int]
-) -> tuple[Tensor, float, float]:
+    x: Tensor, scales: Tensor, block: int, bits: int, keys: tuple[int, int], out: Tensor
+) -> tuple[float, float]:
     """See :class:`~lightning_accept.codecs.backend.Backend`. Here the sample is the whole tensor."""
     limit = (1 << (bits - 1)) - 1
     # A little too large, so that the largest value lands on the last step for certain; the rounding stops there.
     inverses = torch.where(scales > 0, (1.0 / scales) * (1.0 + 2.0**-22), 0.0)
-    out = torch.empty(x.numel(), dtype=torch.uint8)
     error = squares = 0.0
     for low in range(0, x.numel(), _CHUNK):
         part = x[low : low + _CHUNK]
@@ -127,7 +126,7 @@ def round_stochastically(
         weight = scales[which].double().square_()
         error += float(((q - u).double().square_() * weight).sum())
         squares += float((u.double().square_() * weight).sum())
-    return out, error, squares
+    return error, squares
 
 
 def _chances(index: Tensor, keys: tuple[int, int]) -> Tensor:

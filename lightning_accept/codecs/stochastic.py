@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -48,7 +49,7 @@ class StochasticUniform(Codec):
     and tensors whose largest magnitude is not zero and not between 2**-90 and 2**120.
 
     Rounding draws from a hash of seed, number of the call and number of the element: the same on every machine, for
-    either implementation. :attr:`last_error` is measured on about an eighth of a large tensor.
+    either implementation. :attr:`last_error` is measured on a few percent of a large tensor.
 
     Args:
         bits: Bits per element, 2 to 8.
@@ -72,8 +73,10 @@ class StochasticUniform(Codec):
         self._block = block
         self._entropy: Entropy | None = entropy
         self._seed = int(seed)
+        self._stream = _mix((self._seed & _M64) ^ 0x9E3779B97F4A7C15)
         self._calls = 0
         self._staging = Staging()
+        self._buffer = torch.empty(0, dtype=torch.uint8)
 
     @property
     def bits(self) -> int:
@@ -104,13 +107,14 @@ class StochasticUniform(Codec):
             raise NonFiniteError("the tensor holds NaN or infinity")
         if not (largest == 0 or _TINY <= largest <= _HUGE):
             return self._raw(tensor)
-        scale = torch.tensor([largest / ((1 << (self._bits - 1)) - 1)])
+        scale = torch.from_numpy(np.array([largest / ((1 << (self._bits - 1)) - 1)], np.float32))
         fractions = None
-        if self._block is None:
-            codes, error, squares = kernels.round_stochastically(x, scale, x.numel(), self._bits, self._keys())
-        else:
+        scales, block = scale, x.numel()
+        if self._block is not None:
             scales, fractions = kernels.block_scales(maxima, largest, scale)
-            codes, error, squares = kernels.round_stochastically(x, scales, self._block, self._bits, self._keys())
+            block = self._block
+        codes = self._code_buffer(x.numel())
+        error, squares = kernels.round_stochastically(x, scales, block, self._bits, self._keys(), codes)
         self.last_error = error / squares if squares > 0 else 0.0
         along_row = self._along_row(n)
         meta = describe(tensor, self.name)
@@ -124,6 +128,14 @@ class StochasticUniform(Codec):
         if fractions is not None:
             tensors["fractions"] = fractions
         return Payload(tensors, meta)
+
+    def _code_buffer(self, size: int) -> Tensor:
+        """Where the codes go: reused, except for eight bits, where the codes are what is sent."""
+        if self._bits == 8:
+            return torch.empty(size, dtype=torch.uint8)
+        if self._buffer.numel() < size:
+            self._buffer = torch.empty(size, dtype=torch.uint8)
+        return self._buffer[:size]
 
     def _raw(self, tensor: Tensor) -> Payload:
         self.last_error = 0.0
@@ -193,9 +205,8 @@ class StochasticUniform(Codec):
 
     def _keys(self) -> tuple[int, int]:
         """Two 32-bit keys for this call: splitmix64 (Steele et al., 2014) of seed and number of the call."""
-        state = _mix((self._seed & _M64) ^ 0x9E3779B97F4A7C15) + self._calls
+        mixed = _mix((self._stream + self._calls) & _M64)
         self._calls += 1
-        mixed = _mix(state & _M64)
         return mixed >> 32, mixed & 0xFFFFFFFF
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.modules import transformer
 
 from lightning_accept.graph.errors import TraceError
 from lightning_accept.graph.structure import InputStructure, OutputStructure, split_output
@@ -85,7 +86,7 @@ def capture(
     flat = _Flat(module, structure, seen)
     flat.training = module.training
     try:
-        with _quiet() as caught:
+        with _without_mask_detection(), _quiet() as caught:
             program = export(flat, tuple(examples), dynamic_shapes={"tensors": shapes}, strict=False)
     except TraceError:
         raise
@@ -134,8 +135,8 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
             if numpy is not None:
                 numpy.random.set_state(numpy_state)
             changed = [(name, tensor, saved) for name, tensor, version, saved in plain if tensor._version != version]
-            for _, tensor, saved in changed:
-                tensor.data.copy_(saved)
+            for _, tensor, original in changed:
+                tensor.data.copy_(original)
     if changed:
         raise TraceError(
             f"forward overwrites the tensor self.{changed[0][0]}, which is neither a parameter nor a buffer; "
@@ -174,6 +175,27 @@ def _quiet() -> Iterator[list[warnings.WarningMessage]]:
     finally:
         for logger, state in disabled:
             logger.disabled = state
+
+
+@contextlib.contextmanager
+def _without_mask_detection() -> Iterator[None]:
+    """Keep nn.TransformerEncoder and the like from looking at a mask's values to see whether it is a causal one.
+
+    The answer only chooses a kernel; the mask is applied either way.
+    """
+    original = getattr(transformer, "_detect_is_causal_mask", None)
+    if original is None:
+        yield
+        return
+
+    def undetected(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+        return bool(is_causal)
+
+    transformer._detect_is_causal_mask = undetected
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = original
 
 
 def _warn_about_attributes(caught: Sequence[warnings.WarningMessage]) -> None:

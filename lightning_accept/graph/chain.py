@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-import torch
 from torch import Tensor
 
 from lightning_accept.graph.flops import count_flops
@@ -46,7 +45,6 @@ class Chain:
     def __init__(self, trace: Trace, flows: dict[bool, Flow], grouping: Grouping, flops: list[int]) -> None:
         self._trace = trace
         self._flows = flows
-        self._constants = _merged_constants(flows)
         self._edges: dict[bool, list[int]] = {}
         self._cuts: dict[bool, list[list[str]]] = {}
         self._lay_out(grouping)
@@ -119,7 +117,7 @@ class Chain:
                     persistent = ref.name in self._trace.persistent
                     buffers[ref.name] = BufferInfo(tuple(buffer.shape), buffer.dtype, persistent)
                 elif ref.kind == "constant":
-                    constants[ref.name] = self._constants[ref.name]
+                    constants[ref.name] = self._trace.constants[ref.name]
         infos = {name: TensorInfo(tuple(tensor.shape), tensor.dtype) for name, tensor in constants.items()}
         program = StageProgram(layers, parameters, buffers, infos, modes[True], modes[False], constants)
         program.check()
@@ -144,17 +142,3 @@ def _first_bad_boundary(flows: dict[bool, Flow], grouping: Grouping) -> int | No
             if not is_sliceable(flow, edges[index], edges[index + 1], cuts[index], cuts[index + 1]):
                 return index - 1
     return None
-
-
-def _merged_constants(flows: dict[bool, Flow]) -> dict[str, Tensor]:
-    """Constants of both modes, equal ones on one storage."""
-    merged: dict[str, Tensor] = {}
-    for flow in flows.values():
-        for name, tensor in flow.graph.constants.items():
-            same = [
-                other
-                for other in merged.values()
-                if other.dtype == tensor.dtype and other.shape == tensor.shape and torch.equal(other, tensor)
-            ]
-            merged[name] = same[0] if same else tensor.clone()
-    return merged

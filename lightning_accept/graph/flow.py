@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -40,6 +41,7 @@ class Flow:
         self.sizes = {node.name: node for node in graph.nodes if get_op(node.op).kind == "size"}
         self.outputs = self._own_outputs(list(dict.fromkeys(graph.outputs)))
         self._advance_buffer_updates()
+        self._follow_input_dtype()
         self.bound = self._bind()
         self.roots = self._roots()
         self.differentiable = self._differentiable()
@@ -150,6 +152,21 @@ class Flow:
                 if Ref("value", node.name) in refs or refs & set(node.refs())
             ]
             self.nodes.insert(max(uses, default=-1) + 1, update)
+
+    def _follow_input_dtype(self) -> None:
+        """Let a recurrent layer's initial state of zeros take the input's dtype when it runs, as torch.nn does.
+
+        The trace knows only the dtype without autocast.
+        """
+        positions = {node.name: position for position, node in enumerate(self.nodes)}
+        for position, node in enumerate(self.nodes):
+            if node.op not in _RECURRENT or not isinstance(source := node.args[0], Ref):
+                continue
+            for state in find_refs(node.args[1]):
+                at = positions.get(state.name, position) if state.kind == "value" else position
+                zeros = self.nodes[at]
+                if zeros.op == "aten.zeros.default" and positions.get(source.name, -1) < at:
+                    self.nodes[at] = replace(zeros, op="aten.new_zeros.default", args=(source, *zeros.args), kwargs={})
 
     def _without_needless_overwriting(self) -> list[Node]:
         """In-place operations on values without gradient that nobody else sees become ordinary ones.
@@ -267,6 +284,7 @@ class Flow:
         return blocked
 
 
+_RECURRENT = aten_names("gru.input lstm.input rnn_relu.input rnn_tanh.input")
 _NO_GRADIENT = aten_names(
     """
     arange.default arange.start arange.start_step bernoulli.default detach.default detach_.default empty_like.default

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import sympy
@@ -17,7 +18,7 @@ from lightning_accept.graph.capture import PREFIX
 from lightning_accept.graph.encoding import DTYPES
 from lightning_accept.graph.errors import TraceError
 from lightning_accept.graph.ops import GETITEM, SIZE_FUNCTIONS, Kind, check_call, get_op
-from lightning_accept.graph.values import STAGE_DEVICE, Autocast, Node, Ref
+from lightning_accept.graph.values import STAGE_DEVICE, Autocast, Node, Ref, map_refs
 
 Size: TypeAlias = Any
 """A size: an int, or a sympy expression where it may vary."""
@@ -82,6 +83,8 @@ class Graph:
     ranges: dict[sympy.Symbol, tuple[int, int | None]] = field(default_factory=dict)
 
 
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_HERE = os.path.dirname(__file__) + os.sep
 _DROPPED = frozenset(
     f"aten.{name}.default"
     for name in (
@@ -288,7 +291,7 @@ class _Translator:
         if value.dtype not in DTYPES.values():
             raise TraceError(f"tensors of {value.dtype} cannot cross to another machine{_line(node)}")
         sizes = tuple(size_of(size) for size in value.shape)
-        shape = tuple(_hint(size) for size in value.shape)
+        shape = tuple(_hint(size, node) for size in value.shape)
         return Value(kind, shape, sizes, value.dtype)
 
     def tensor_output(self, value: Any) -> Ref:
@@ -306,6 +309,35 @@ class _Translator:
 
 
 _getitem = get_op(GETITEM).function
+
+
+def share_constants(graphs: Iterable[Graph]) -> dict[str, Tensor]:
+    """Give equal constants of all graphs one name; returns them by that name."""
+    shared: dict[str, Tensor] = {}
+    for graph in graphs:
+        renamed: dict[Ref, Ref] = {}
+        for name, tensor in graph.constants.items():
+            same = (
+                known
+                for known, other in shared.items()
+                if other.dtype == tensor.dtype and other.shape == tensor.shape and torch.equal(other, tensor)
+            )
+            chosen = next(same, f"constant:{len(shared)}")
+            shared.setdefault(chosen, tensor.clone())
+            renamed[Ref("constant", name)] = Ref("constant", chosen)
+        graph.nodes = [_rename(node, renamed) for node in graph.nodes]
+        graph.outputs = [renamed.get(ref, ref) for ref in graph.outputs]
+        graph.values.update((new, graph.values[old]) for old, new in renamed.items())
+        graph.constants = {ref.name: shared[ref.name] for ref in renamed.values()}
+    return shared
+
+
+def _rename(node: Node, renamed: Mapping[Ref, Ref]) -> Node:
+    def change(ref: Ref) -> Ref:
+        return renamed.get(ref, ref)
+
+    kwargs = {name: map_refs(value, change) for name, value in node.kwargs.items()}
+    return replace(node, args=map_refs(node.args, change), kwargs=kwargs)
 
 
 def _op_name(target: Any) -> str:
@@ -348,13 +380,13 @@ def size_of(value: Any) -> Size:
     return int(value)
 
 
-def _hint(value: Any) -> int:
+def _hint(value: Any, node: fx.Node) -> int:
     if isinstance(value, torch.SymInt):
         hint = value.node.hint
         if hint is None:
             raise TraceError(
                 "the size of a tensor depends on the values of another (as with nonzero or boolean indexing), so it "
-                "cannot be planned; move that out of the pipelined module"
+                f"cannot be planned; move that out of the pipelined module{_line(node)}"
             )
         return int(hint)
     return int(value)
@@ -366,7 +398,8 @@ def _line(node: fx.Node) -> str:
     frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     code = [line.strip() for line in trace.splitlines() if not line.strip().startswith("File ")]
     pairs = list(zip(frames, code, strict=False))
-    own = [pair for pair in pairs if "/torch/" not in pair[0].replace("\\", "/")] or pairs
+    pairs = [pair for pair in pairs if _HERE not in pair[0]]
+    own = [pair for pair in pairs if _TORCH not in pair[0]] or pairs
     if not own:
         return ""
     place = re.sub(r'^File "(.*)", line (\d+), in (.*)$', r"\1:\2, in \3", own[-1][0])

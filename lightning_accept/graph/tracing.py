@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lightning_accept.graph.capture import Capture, capture, undisturbed
 from lightning_accept.graph.errors import TraceError
 from lightning_accept.graph.structure import InputStructure, OutputStructure, split_inputs
-from lightning_accept.graph.traced import Graph, Size, size_of, translate
+from lightning_accept.graph.traced import Graph, Size, share_constants, size_of, translate
 from lightning_accept.graph.values import Ref
 
 
@@ -23,6 +23,7 @@ class Trace:
         module: The module itself.
         parameters: The module's own parameters that forward reaches, by canonical name (a shared one once).
         buffers: The module's own buffers that forward reaches, by canonical name.
+        constants: Tensors held by the module's code, equal ones of both modes once.
         graphs: The graph per mode, True for train.
         structure: How the arguments nest.
         shapes: Sizes of the tensors among the arguments, as traced.
@@ -52,6 +53,7 @@ class Trace:
             mode = "train" if training else "eval"
             self.graphs[training] = translate(result.program, module, names, buffer_names, mode)
             self._structures[training] = result.output
+        self.constants: dict[str, Tensor] = share_constants(self.graphs.values())
         used = {ref for graph in self.graphs.values() for ref in _stored(graph)}
         self.parameters: dict[str, nn.Parameter] = {
             name: parameter for name, parameter in module.named_parameters() if Ref("parameter", name) in used

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import secrets
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +20,7 @@ from lightning_accept.graph import Chain, StageModule, Trace
 from lightning_accept.partition.schedule import Schedule
 from lightning_accept.pipeline.deploy import Settings, make_deployments
 from lightning_accept.pipeline.mailbox import Mailbox
-from lightning_accept.pipeline.messages import Packet, PipelineError, StageState, TransportError
+from lightning_accept.pipeline.messages import Fault, Packet, PipelineError, StageFault, StageState, TransportError
 from lightning_accept.pipeline.micro_batch import Pieces, join, split, split_like
 from lightning_accept.pipeline.sender import Outgoing, Sender
 from lightning_accept.pipeline.stage import Job, StageExecutor
@@ -105,6 +107,7 @@ class CentralPipeline:
         self._flushed = 0
         self._random = False
         self._zeroed: list[int] = []
+        self._unstepped: dict[str, Tensor] = {}
         self._closed = False
 
     # ----- life
@@ -163,13 +166,16 @@ class CentralPipeline:
             optimizers,
             self.settings,
             self.workers,
+            gradients=self._unstepped,
             run=self.run,
             term=self.term,
             link_token=self._link_token,
         )
         # From the last to the first: a stage may send as soon as it stands, and must find its neighbour there.
         with ThreadPoolExecutor(len(self.workers)) as pool:
-            list(pool.map(lambda pair: pair[0].deploy(pair[1]), list(zip(self.workers, deployments))[::-1]))
+            list(
+                pool.map(lambda pair: pair[0].deploy(pair[1]), list(zip(self.workers, deployments, strict=True))[::-1])
+            )
         self.schedule = schedule
         program = chain.program(0, starts[0])
         module = StageModule(
@@ -189,6 +195,9 @@ class CentralPipeline:
             stage=0,
             shared_optimizers=True,
         )
+        if not schedule.synchronous:
+            self._stage0.restore_gradients(self._unstepped)
+        self._unstepped = {}
         # Dropout beyond stage 0 then draws from the central node's random state, as plain training does.
         later = chain.program(starts[0], len(chain.layers))
         self._random = schedule.synchronous and schedule.micro_batches == 1 and later.random(training=True)
@@ -273,7 +282,8 @@ class CentralPipeline:
                 meta["empty"] = True
             else:
                 wanted = [input_gradients and tensor.requires_grad for tensor in piece]
-                outputs, meta["needs_grad"] = stage0.forward(job, piece, wanted, autocast)
+                with self._naming_stage0(f"forward of batch {ticket.batch}"):
+                    outputs, meta["needs_grad"] = stage0.forward(job, piece, wanted, autocast)
                 if self._random:
                     meta["random_state"] = True
                     outputs = [*outputs, torch.get_rng_state()]
@@ -305,6 +315,11 @@ class CentralPipeline:
             update: The optimizer steps that every stage takes after this batch; None where there is none.
         """
         self._mailbox.check()
+        if ticket.backwarded:
+            raise PipelineError(
+                f"backward was called twice through the pipelined call of batch {ticket.batch}; add the losses up and"
+                " call it once"
+            )
         ticket.backwarded = True
         ticket.update = update
         for job, meta, tensors in self._backward_packets(ticket, gradients):
@@ -325,7 +340,7 @@ class CentralPipeline:
         """
         stage0, schedule = self._ready()
         parts: list[list[Tensor | None]] = []
-        for job, piece in zip(ticket.jobs, ticket.pieces.parts):
+        for job, piece in zip(ticket.jobs, ticket.pieces.parts, strict=True):
             meta, tensors = self._wait("backward", job, f"the gradient of batch {ticket.batch} at stage 0")
             for stage, (forward, backward) in meta.get("times", {}).items():
                 self.stage_times[int(stage)] = (forward, backward)
@@ -335,7 +350,8 @@ class CentralPipeline:
                 stage0.skip(job)
             else:
                 started = time.perf_counter()
-                parts.append(stage0.backward(job, tensors))
+                with self._naming_stage0(f"backward of batch {ticket.batch}"):
+                    parts.append(stage0.backward(job, tensors))
                 self.stage_times[0] = (0.0, time.perf_counter() - started)
         ticket.input_gradients = _join_gradients(parts)
         ticket.completed = True
@@ -413,7 +429,8 @@ class CentralPipeline:
         meta: dict[str, Any] = {"batch": number, "training": training}
         if autocast is not None:
             meta["autocast"] = autocast
-        outputs = stage0.run(inputs, training, autocast)
+        with self._naming_stage0(f"forward of evaluation batch {number}"):
+            outputs = stage0.run(inputs, training, autocast)
         self._senders[0].put(Outgoing("evaluate", number, meta, outputs))
         return number
 
@@ -427,12 +444,18 @@ class CentralPipeline:
     def gather(self, report: Callable[[int, StageState], None]) -> None:
         """Fetch every worker's state, one after the other, and hand it to ``report`` with the stage's number.
 
-        Every backward whose gradient was sent is finished first.
+        Every backward whose gradient was sent is finished first. Gradients added up for an update that is yet to come
+        (within gradient accumulation) are kept for the next deployment.
         """
         self.settle()
+        self._unstepped = {} if self._stage0 is None or self._synchronous else self._stage0.unstepped_gradients()
         for stage, worker in enumerate(self.workers, 1):
             self._mailbox.check()
-            report(stage, worker.state(self._batch_timeout))
+            state = worker.state(self._batch_timeout)
+            for name, tensor in state.tensors.items():
+                if name.startswith("grad/"):
+                    self._unstepped[name.removeprefix("grad/")] = tensor
+            report(stage, state)
 
     def stats(self) -> list[dict[str, Any]]:
         """Figures of every stage, the central node's first."""
@@ -440,7 +463,7 @@ class CentralPipeline:
         own: dict[str, Any] = {
             "stage": 0,
             "in_flight": self.in_flight,
-            "links": {name: vars(s.figures).copy() for name, s in zip(names, self._senders)},
+            "links": {name: vars(s.figures).copy() for name, s in zip(names, self._senders, strict=True)},
         }
         return [own, *(worker.stats() for worker in self.workers)]
 
@@ -455,6 +478,20 @@ class CentralPipeline:
         if self._stage0 is None or self.schedule is None:
             raise PipelineError("no stages are deployed")
         return self._stage0, self.schedule
+
+    @contextmanager
+    def _naming_stage0(self, doing: str) -> Iterator[None]:
+        """Report what fails in stage 0 as workers report it for theirs."""
+        try:
+            yield
+        except PipelineError:
+            raise
+        except Exception as error:
+            assert self._stage0 is not None
+            layers = tuple(self._stage0.module.program.layers)
+            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            line = f"{type(error).__name__}: {error}"
+            raise StageFault(Fault(0, layers, "central node", doing, line, trace)) from error
 
     def _wait(self, kind: str, job: int, what: str) -> tuple[dict[str, Any], list[Tensor | None]]:
         return self._mailbox.wait(kind, job, what, self._batch_timeout)
@@ -480,7 +517,7 @@ class CentralPipeline:
         self, ticket: Ticket, gradients: Sequence[Tensor | None]
     ) -> Iterator[tuple[int, dict[str, Any], list[Tensor | None]]]:
         parts = split_like(gradients, ticket.pieces)
-        for index, (job, part) in enumerate(zip(ticket.jobs, parts)):
+        for index, (job, part) in enumerate(zip(ticket.jobs, parts, strict=True)):
             yield job, self._backward_meta(ticket, index), part
 
     def _make_sender(self, name: str, worker: WorkerHandle, codec: Any) -> Sender:
@@ -518,9 +555,7 @@ def _explain(doing: str, error: BaseException) -> BaseException:
 
 def _join_gradients(parts: list[list[Tensor | None]]) -> list[Tensor | None]:
     joined: list[Tensor | None] = []
-    for column in zip(*parts):
+    for column in zip(*parts, strict=True):
         present = [gradient for gradient in column if gradient is not None]
         joined.append(present[0] if len(present) == 1 else torch.cat(present) if present else None)
     return joined
-
-

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +52,8 @@ def resolve_partition(partition: Sequence[int | str], layers: Sequence[str], wor
     """
     if len(partition) != workers:
         raise ValueError(
-            f"partition={list(partition)} names {len(partition)} first layers, but there are {workers} workers; give the"
-            " first layer of every worker's stage"
+            f"partition={list(partition)} names {len(partition)} first layers, but there are {workers} workers; give"
+            " the first layer of every worker's stage"
         )
     starts = []
     for entry in partition:
@@ -63,7 +64,7 @@ def resolve_partition(partition: Sequence[int | str], layers: Sequence[str], wor
         else:
             starts.append(int(entry))
     edges = [0, *starts, len(layers)]
-    if any(first >= second for first, second in zip(edges, edges[1:])):
+    if any(first >= second for first, second in itertools.pairwise(edges)):
         raise ValueError(
             f"partition={list(partition)} does not rise strictly from 1 to {len(layers) - 1}; every stage, the central"
             f" node's too, needs at least one of the layers 0 to {len(layers) - 1}"
@@ -80,11 +81,12 @@ def make_deployments(
     settings: Settings,
     workers: Sequence[WorkerHandle],
     *,
+    gradients: Mapping[str, Tensor],
     run: str,
     term: int,
     link_token: str,
 ) -> list[Deployment]:
-    """One deployment per worker, with the current weights and optimizer state of its layers."""
+    """One deployment per worker, with the current weights, optimizer state and ``gradients`` of its layers."""
     edges = [*starts, len(chain.layers)]
     synchronous = schedule.synchronous
     codecs = {
@@ -112,6 +114,7 @@ def make_deployments(
         all_tensors.update({f"buffer/{name}": trace.buffers[name].detach().cpu() for name in program.buffers})
         all_tensors.update({f"const/{name}": constant.cpu() for name, constant in program.constants.items()})
         all_tensors.update({name: tensor.cpu() for name, tensor in tensors.items()})
+        all_tensors.update({f"grad/{name}": gradients[name].cpu() for name in parameters if name in gradients})
         deployments.append(
             Deployment(
                 run=run,

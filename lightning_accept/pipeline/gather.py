@@ -27,7 +27,7 @@ def restore_state(
     for full_name, tensor in state.tensors.items():
         section, _, name = full_name.partition("/")
         target = {"param": parameters, "buffer": buffers}.get(section, {}).get(name)
-        if section == "optim":
+        if section in ("optim", "grad"):
             continue
         if target is None or target.shape != tensor.shape:
             raise PipelineError(f"gathered {section} {name!r} of shape {tuple(tensor.shape)} does not fit the module")

@@ -63,9 +63,7 @@ class Mailbox:
     def fail(self, error: BaseException) -> None:
         """Make the waiting thread raise ``error``. The first error counts; a fault's own report beats its echo."""
         with self._lock:
-            if self._error is None or (
-                isinstance(error, StageFault) and isinstance(self._error, TransportError)
-            ):
+            if self._error is None or (isinstance(error, StageFault) and isinstance(self._error, TransportError)):
                 self._error = error
             self._lock.notify_all()
 
@@ -96,8 +94,8 @@ class Mailbox:
                 if left <= 0:
                     urls = ", ".join(worker.name for worker in self._workers)
                     raise PipelineError(
-                        f"waited {timeout:g} s for {what}, which did not come; all workers answer ({urls}). If the links"
-                        " are that slow, raise AccEPTStrategy(batch_timeout=...)"
+                        f"waited {timeout:g} s for {what}, which did not come; all workers answer ({urls}). If the"
+                        " links are that slow, raise AccEPTStrategy(batch_timeout=...)"
                     )
                 self._lock.wait(left)
 

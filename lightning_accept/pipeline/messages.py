@@ -18,8 +18,8 @@ class Packet:
     """One message between neighbouring stages.
 
     Attributes:
-        kind: ``forward`` and ``flush`` travel down the chain, as does ``evaluate`` (a forward in eval mode); ``backward``
-            and ``step`` travel up.
+        kind: ``forward`` and ``flush`` travel down the chain, as does ``evaluate`` (a forward without gradients);
+            ``backward`` travels up. ``step`` goes from the central node to every worker.
         run: The run that the packet belongs to.
         term: Raised by one at every deployment; a packet of another term is refused.
         job: The number of the job, counted from 0 in every term and separately for each kind of work: training jobs

@@ -56,11 +56,11 @@ def join(parts: Sequence[Sequence[Tensor]], pieces: Pieces) -> list[Tensor]:
         return list(parts[0])
     sizes = [size for size in pieces.sizes if size]
     joined = []
-    for index, column in enumerate(zip(*parts)):
-        if any(tensor.dim() == 0 or tensor.shape[0] != size for tensor, size in zip(column, sizes)):
+    for index, column in enumerate(zip(*parts, strict=True)):
+        if any(tensor.dim() == 0 or tensor.shape[0] != size for tensor, size in zip(column, sizes, strict=True)):
             raise ValueError(
-                f"output {index} of the module has shape {tuple(column[0].shape)} for a micro-batch of {sizes[0]} samples,"
-                " so micro-batches cannot be joined; set micro_batches=1"
+                f"output {index} of the module has shape {tuple(column[0].shape)} for a micro-batch of {sizes[0]}"
+                " samples, so micro-batches cannot be joined; set micro_batches=1"
             )
         joined.append(torch.cat(list(column)))
     return joined

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.optim import Optimizer
 
 from lightning_accept.graph import Chain, Trace, trace
@@ -20,6 +22,11 @@ from lightning_accept.pipeline.messages import PipelineError, StageState
 from lightning_accept.pipeline.suspended import Call, SuspendedStep
 
 log = logging.getLogger("lightning_accept")
+
+_EVAL_MODE = (
+    "{} is to be trained in eval mode, but the pipeline differentiates in train mode only; put the submodules that are"
+    " to stay in eval mode (a frozen BatchNorm) in it one by one, and leave the module itself in train mode"
+)
 
 
 class PipelinedModule:
@@ -57,17 +64,27 @@ class PipelinedModule:
         self._partition = partition
         self._optimizers = optimizers
         self._trace: Trace | None = None
+        self._installed = False
+        self._own_forward: Callable[..., Any] | None = None
         self._anchor = torch.zeros((), requires_grad=True)
 
     # ----- taking the place of forward
 
     def install(self) -> None:
         """Take the place of ``module.forward``."""
+        self._own_forward = vars(self.module).get("forward")
         self.module.forward = self._forward
+        self._installed = True
 
     def uninstall(self) -> None:
         """Give ``module.forward`` back. Idempotent."""
-        vars(self.module).pop("forward", None)
+        if not self._installed:
+            return
+        self._installed = False
+        if self._own_forward is None:
+            del vars(self.module)["forward"]
+        else:
+            self.module.forward = self._own_forward
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         self.calls += 1
@@ -75,13 +92,10 @@ class PipelinedModule:
         step = SuspendedStep.current()
         if step is not None and step.call is None:
             return step.wait_for_output(call)
-        if not torch.is_grad_enabled() or not self.module.training:
-            if torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(args, kwargs)):
-                raise PipelineError(
-                    f"{self.name} was called in eval mode with inputs that require grad; the pipeline differentiates in"
-                    " train mode only"
-                )
+        if not torch.is_grad_enabled():
             return self.evaluated(self.evaluate(call), self.module.training)
+        if not self.module.training:
+            return self._without_gradients(call)
         if step is not None:
             raise PipelineError(
                 f"training_step calls the pipelined module {self.name} more than once; set"
@@ -135,13 +149,13 @@ class PipelinedModule:
         if not self.starts:
             return []
         edges = [0, *self.starts, len(self.layers)]
-        return [self.layers[first:last] for first, last in zip(edges, edges[1:])]
+        return [self.layers[first:last] for first, last in itertools.pairwise(edges)]
 
     def describe_partition(self) -> str:
         """The partition in one line."""
         places = ["central node", *(worker.name for worker in self.pipeline.workers)]
         parts = []
-        for number, (layers, place) in enumerate(zip(self.partition, places)):
+        for number, (layers, place) in enumerate(zip(self.partition, places, strict=True)):
             span = layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]}"
             parts.append(f"stage {number} ({place}): {span}")
         return "; ".join(parts)
@@ -181,12 +195,14 @@ class PipelinedModule:
             PipelineError: If an input requires grad: what lies before the pipelined module would have to be
                 differentiated with weights that have changed since.
         """
+        if not self.module.training:
+            raise PipelineError(_EVAL_MODE.format(self.name))
         traced = self.prepare(call)
         inputs = traced.flatten(call.args, call.kwargs)
         if any(tensor.requires_grad for tensor in inputs):
             raise PipelineError(
-                f"an input of the pipelined module {self.name} requires grad. Pipeline a module that includes what comes"
-                " before it, with AccEPTStrategy(module=...), or set in_flight=1"
+                f"an input of the pipelined module {self.name} requires grad. Pipeline a module that includes what"
+                " comes before it, with AccEPTStrategy(module=...), or set in_flight=1"
             )
         return self.pipeline.begin(inputs, updates=updates, autocast=call.autocast)
 
@@ -194,7 +210,8 @@ class PipelinedModule:
         """The output of a batch, in the module's own structure, and its tensors, which are leaves."""
         assert self._trace is not None
         leaves = [
-            tensor.requires_grad_(wanted) for tensor, wanted in zip(self.pipeline.output(ticket), ticket.needs_grad)
+            tensor.requires_grad_(wanted)
+            for tensor, wanted in zip(self.pipeline.output(ticket), ticket.needs_grad, strict=True)
         ]
         return self._trace.unflatten(leaves, training=True), leaves
 
@@ -208,6 +225,18 @@ class PipelinedModule:
         """The output of a batch given to :meth:`evaluate`, in the module's own structure."""
         assert self._trace is not None
         return self._trace.unflatten(self.pipeline.evaluated(number), training=training)
+
+    def _without_gradients(self, call: Call) -> Any:
+        """A call in eval mode outside no_grad: its output can be used, but not differentiated."""
+        traced = self.prepare(call)
+        outputs = self.pipeline.evaluated(self.evaluate(call))
+        inputs = traced.flatten(call.args, call.kwargs)
+        if any(t.requires_grad for t in (*inputs, *self.module.parameters())):
+            outputs = [
+                _Undifferentiable.apply(self.name, self._anchor, output) if output.is_floating_point() else output
+                for output in outputs
+            ]
+        return traced.unflatten(outputs, training=False)
 
     def _synchronous(self, call: Call) -> Any:
         traced = self.prepare(call)
@@ -238,10 +267,13 @@ class _SynchronousCall(torch.autograd.Function):
         ctx.owner = owner
         ctx.ticket = owner.pipeline.begin(inputs, autocast=autocast, input_gradients=True)
         outputs = owner.pipeline.output(ctx.ticket)
-        ctx.mark_non_differentiable(*(o for o, wanted in zip(outputs, ctx.ticket.needs_grad) if not wanted))
+        ctx.mark_non_differentiable(
+            *(o for o, wanted in zip(outputs, ctx.ticket.needs_grad, strict=True) if not wanted)
+        )
         return tuple(outputs)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """Backward all stages; parameters of stage 0 get their gradients, those of later stages keep them there."""
         owner: PipelinedModule = ctx.owner
@@ -251,12 +283,23 @@ class _SynchronousCall(torch.autograd.Function):
         return (None, None, None, *ctx.ticket.input_gradients)
 
 
+class _Undifferentiable(torch.autograd.Function):
+    """Says at the backward what could not be differentiated, rather than that a tensor does not require grad."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, anchor: Tensor, output: Tensor) -> Tensor:
+        """Pass ``output`` on."""
+        ctx.name = name
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Refuse."""
+        raise PipelineError(_EVAL_MODE.format(ctx.name))
+
+
 def _autocast_dtype(device: torch.device) -> str | None:
     if not torch.is_autocast_enabled(device.type):
         return None
     return str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
 
-
-def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
-    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -39,6 +41,18 @@ def class_name(optimizer: Optimizer) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+def foreign_classes(optimizers: Sequence[Optimizer]) -> list[str]:
+    """Names of the optimizers' classes outside ``torch.optim`` that another process can import."""
+    names = {class_name(optimizer) for optimizer in optimizers} - set(TORCH_OPTIMIZERS)
+    found = []
+    for name in sorted(names):
+        module = name.rpartition(".")[0]
+        with suppress(ImportError, ValueError):  # a class within another class or function
+            if module != "__main__" and importlib.util.find_spec(module) is not None:
+                found.append(name)
+    return found
+
+
 def hyper_parameters(optimizer: Optimizer) -> HyperParameters:
     """The options of every param group as JSON-able values; a learning rate kept in a tensor becomes a number."""
     return [{key: _plain(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
@@ -48,7 +62,7 @@ def apply_hyper_parameters(optimizer: Optimizer, groups: HyperParameters) -> Non
     """Set the options that :func:`hyper_parameters` read elsewhere."""
     if len(groups) != len(optimizer.param_groups):
         raise OptimizerError(f"{len(groups)} param groups announced, {len(optimizer.param_groups)} deployed")
-    for group, options in zip(optimizer.param_groups, groups):
+    for group, options in zip(optimizer.param_groups, groups, strict=True):
         for key, value in options.items():
             if key == "params":
                 raise OptimizerError("hyper-parameters cannot replace the parameters")
@@ -61,7 +75,7 @@ def apply_hyper_parameters(optimizer: Optimizer, groups: HyperParameters) -> Non
 def describe(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> dict[str, Any]:
     """What a worker needs to rebuild ``optimizer`` for the parameters in ``names``; other parameters are left out."""
     groups = []
-    for options, group in zip(hyper_parameters(optimizer), optimizer.param_groups):
+    for options, group in zip(hyper_parameters(optimizer), optimizer.param_groups, strict=True):
         groups.append({"options": options, "params": [names[p] for p in group["params"] if p in names]})
     return {"class": class_name(optimizer), "groups": groups}
 
@@ -126,7 +140,7 @@ def unpack_state(
     tensors: Mapping[str, Tensor],
 ) -> None:
     """Put state that :func:`pack_state` took elsewhere into ``optimizers``, replacing that of the same parameters."""
-    for optimizer, values in zip(optimizers, scalars):
+    for optimizer, values in zip(optimizers, scalars, strict=True):
         for name, state in values.items():
             if optimizer is not None and name in parameters:
                 optimizer.state[parameters[name]] = dict(state)

@@ -73,9 +73,7 @@ class StageRunner:
         parts = {prefix: _section(tensors, prefix, device) for prefix in ("param", "buffer", "const")}
         module = StageModule(program, parts["param"], parts["buffer"], parts["const"], device)
         self._layers = tuple(program.layers)
-        optimizers = [
-            optim.rebuild(entry, module.parameters, allowed_optimizers or {}) for entry in spec["optimizers"]
-        ]
+        optimizers = [optim.rebuild(entry, module.parameters, allowed_optimizers or {}) for entry in spec["optimizers"]]
         self._executor = StageExecutor(
             module,
             optimizers,
@@ -84,6 +82,7 @@ class StageRunner:
             stage=deployment.stage,
         )
         self._executor.restore_optimizers(spec["optimizer_state"], tensors)
+        self._executor.restore_gradients(_section(tensors, "grad", device))
         window = spec["window"]
         self._order = None if window is None else OneForwardOneBackward(window)
         self._queue_limit: int = spec["queue_limit"]
@@ -277,8 +276,8 @@ class StageRunner:
         except CodecError as error:
             neighbour = "previous" if packet.direction == "down" else "next"
             raise ValueError(
-                f"stage {self._deployment.stage}: {describe(packet.kind, packet.meta)} from the {neighbour} stage cannot"
-                f" be decoded: {error}"
+                f"stage {self._deployment.stage}: {describe(packet.kind, packet.meta)} from the {neighbour} stage"
+                f" cannot be decoded: {error}"
             ) from error
 
     def _waiting_jobs(self) -> int:

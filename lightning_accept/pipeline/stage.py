@@ -97,6 +97,7 @@ class StageExecutor:
         self._by_batch: dict[int, _Version] = {}
         self._current: tuple[int, _Version] | None = None
         self._gradients: dict[str, Tensor] = {}
+        self._unstepped: set[str] = set()  # whose gradients no optimizer step has used yet
 
     @property
     def outstanding(self) -> list[Job]:
@@ -127,7 +128,7 @@ class StageExecutor:
         version = self._version_for(job)
         leaves = [
             tensor.detach().requires_grad_() if wanted and tensor.is_floating_point() else tensor.detach()
-            for tensor, wanted in zip(inputs, needs_grad)
+            for tensor, wanted in zip(inputs, needs_grad, strict=True)
         ]
         with torch.inference_mode(False), torch.enable_grad(), self._autocast(autocast), self._random(job):
             outputs = self.module.run(leaves, training=True, parameters=version.weights)
@@ -153,7 +154,7 @@ class StageExecutor:
         stash = self._take(job)
         label = f"stage {self.stage} in the backward of batch {stash.job.batch}"
         pairs = []
-        for index, (output, gradient) in enumerate(zip(stash.outputs, gradients)):
+        for index, (output, gradient) in enumerate(zip(stash.outputs, gradients, strict=True)):
             if gradient is not None and output.requires_grad:
                 check_finite(gradient, f"gradient of output {index} of {label}")
                 pairs.append((output, gradient.to(output.device, output.dtype)))
@@ -167,10 +168,11 @@ class StageExecutor:
                 [gradient for _, gradient in pairs],
                 allow_unused=True,
             )
-        for name, result in zip(weights, results[len(wanted) :]):
+        for name, result in zip(weights, results[len(wanted) :], strict=True):
             if result is not None:
                 known = self._gradients.get(name)
                 self._gradients[name] = result if known is None else known + result
+                self._unstepped.add(name)
         of_input = iter(results[: len(wanted)])
         return [next(of_input) if leaf.requires_grad else None for leaf in stash.inputs]
 
@@ -194,6 +196,7 @@ class StageExecutor:
         optimizer = self.optimizers[index]
         for parameter in self._own_parameters(optimizer) if optimizer is not None else ():
             self._gradients.pop(self._names[parameter], None)
+            self._unstepped.discard(self._names[parameter])
 
     def step(self, index: int, groups: optim.HyperParameters, keep_gradients: bool = False) -> None:
         """Update the weights by optimizer ``index`` from the gradients added up so far.
@@ -214,6 +217,7 @@ class StageExecutor:
                 optimizer.step()
                 for parameter in mine:
                     parameter.grad = None
+                    self._unstepped.discard(self._names[parameter])
                 if not keep_gradients:
                     self.zero_gradients(index)
         self.updates_done += 1
@@ -222,17 +226,30 @@ class StageExecutor:
     def take_gradients(self) -> dict[str, Tensor]:
         """Hand over the gradients added up so far, by parameter name, and start from nothing."""
         gradients, self._gradients = self._gradients, {}
+        self._unstepped.clear()
         return gradients
+
+    def unstepped_gradients(self) -> dict[str, Tensor]:
+        """Gradients added up for an optimizer step that is yet to come, by parameter name."""
+        return {name: self._gradients[name] for name in sorted(self._unstepped)}
+
+    def restore_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Put gradients in that :meth:`unstepped_gradients` took elsewhere; those of other stages are ignored."""
+        for name, gradient in gradients.items():
+            if name in self.module.parameters:
+                self._gradients[name] = gradient.to(self.module.parameters[name].device, copy=True)
+                self._unstepped.add(name)
 
     def weights_changed(self) -> None:
         """Tell that somebody else has changed the parameters."""
         self._current = None
 
     def gather(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Scalars and tensors (``param/``, ``buffer/`` and ``optim/``) that make up the stage's state."""
+        """Scalars and tensors (``param/``, ``buffer/``, ``optim/`` and ``grad/``) that make up the stage's state."""
         scalars, tensors = optim.pack_state(self.optimizers, self._names)
         tensors.update({f"param/{name}": p.detach() for name, p in self.module.parameters.items()})
         tensors.update({f"buffer/{name}": b.detach() for name, b in self.module.buffers.items()})
+        tensors.update({f"grad/{name}": gradient for name, gradient in self.unstepped_gradients().items()})
         return {"optimizers": scalars, "updates": self.updates_done}, tensors
 
     def restore_optimizers(self, scalars: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> None:
@@ -289,7 +306,7 @@ class StageExecutor:
         try:
             yield
         finally:
-            for parameter, gradient in zip(others, gradients):
+            for parameter, gradient in zip(others, gradients, strict=True):
                 parameter.grad = gradient
             optim.apply_hyper_parameters(optimizer, groups)
 

@@ -82,8 +82,11 @@ class WorkerHandle(Protocol):
         """As :meth:`Channel.send`."""
 
     def receive(self, direction: Direction, timeout: float) -> Packet | None:
-        """The next packet that this worker addresses to the central node in ``direction``, each exactly once and in
-        the order of sending; None if there is none within ``timeout`` seconds. One caller at a time per direction."""
+        """The next packet that this worker addresses to the central node in ``direction``.
+
+        Each comes exactly once and in the order of sending; None if there is none within ``timeout`` seconds. One
+        caller at a time per direction.
+        """
 
     def state(self, timeout: float) -> StageState:
         """Gather the stage's state."""

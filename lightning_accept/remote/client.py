@@ -87,7 +87,8 @@ class HttpWorker:
         def new_peer(interrupter: Interrupter) -> Peer:
             return Peer(url, token, timeout=timeout, cafile=cafile, interrupter=interrupter)
 
-        self._sending = new_peer(self._interrupter)
+        # Activations, gradients and step requests are sent by threads of their own.
+        self._sending = {kind: new_peer(self._interrupter) for kind in ("down", "up", "step")}
         self._receiving: dict[Direction, Peer] = {
             "up": new_peer(self._interrupter),
             "down": new_peer(self._interrupter),
@@ -143,7 +144,7 @@ class HttpWorker:
         body = pack_packet(packet)
         method, path, what = _packet_request(packet)
         self._check_size(what, body)
-        self._sending.request(method, path, what, body=body)
+        self._sending["step" if packet.kind == "step" else packet.direction].request(method, path, what, body=body)
 
     def receive(self, direction: Direction, timeout: float) -> Packet | None:
         """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.receive`."""
@@ -230,7 +231,8 @@ class HttpWorker:
         self._interrupter.interrupt()
         with self._terms:
             self._terms.notify_all()
-        for peer in (self._sending, *self._receiving.values(), self._polling, self._control):
+        peers = (*self._sending.values(), *self._receiving.values(), self._polling, self._control)
+        for peer in peers:
             peer.close()
 
     def release(self) -> None:

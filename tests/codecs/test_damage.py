@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -32,10 +33,8 @@ def originals() -> list[Payload]:
         StochasticUniform(4),
         StochasticUniform(3, 128),
     ]
-    try:
+    with contextlib.suppress(ImportError):
         codecs += [MultiBit(3, entropy="zstd"), StochasticUniform(4, 128, entropy="zstd")]
-    except ImportError:
-        pass
     return [payload_of(codec) for codec in codecs]
 
 

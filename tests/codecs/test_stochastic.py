@@ -7,9 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_accept.codecs import NonFiniteError, Payload, StochasticUniform, codec_config, codec_from_config, decode
+from lightning_accept.codecs import (
+    NonFiniteError,
+    Payload,
+    StochasticUniform,
+    codec_config,
+    codec_from_config,
+    decode,
+    reference,
+)
 from lightning_accept.codecs import backend as backend_module
-from lightning_accept.codecs import reference
 
 WIDTHS = [2, 3, 4, 5, 6, 7, 8]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -234,7 +235,7 @@ class Stages:
         count = min(count, layers)
         edges = [round(index * layers / count) for index in range(count + 1)]
         self.modules: list[StageModule] = []
-        for first, last in zip(edges[:-1], edges[1:], strict=True):
+        for first, last in pairwise(edges):
             program = self.chain.program(first, last)
             program = StageProgram.from_json(program.to_json(), program.constants)
             self.modules.append(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import transformer
 
 from lightning_accept.graph import TraceError, trace
 
@@ -96,3 +98,25 @@ def test_the_exporter_is_quiet(capfd: pytest.CaptureFixture[str], caplog: pytest
     assert capfd.readouterr() == ("", "")
     assert not caplog.records
     assert flags == {name: logging.getLogger(name).disabled for name in flags}
+
+
+class LanguageModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+        return self.head(self.encoder(self.embedding(ids), mask=mask))
+
+
+def test_a_causal_mask_given_to_a_transformer(pipeline: Any) -> None:
+    module = LanguageModel()
+    ids = torch.randint(0, 10, (4, 6))
+    detect = transformer._detect_is_causal_mask
+    stages = pipeline(module, (ids,))
+    assert transformer._detect_is_causal_mask is detect
+    torch.testing.assert_close(stages.forward((ids,), {}, True), module(ids))

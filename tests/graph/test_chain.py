@@ -142,7 +142,7 @@ class Accumulates(nn.Module):
         self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(6)])
 
     def forward(self, x: Tensor) -> Tensor:
-        total = torch.tanh(self.layers[0](x))
+        total = torch.tanh(self.layers[0](x)) * 1
         y = self.layers[2](self.layers[1](total.exp()))
         total += y
         return self.layers[5](self.layers[4](self.layers[3](total)))
@@ -151,7 +151,8 @@ class Accumulates(nn.Module):
 def test_no_cut_between_a_value_and_what_overwrites_it(pipeline: Any) -> None:
     module, x = Accumulates(), torch.randn(4, 4)
     chain = chain_of(module, x)
-    assert names(chain) == ["layers.0", "layers.3", "layers.4", "layers.5"]
+    # The layer named layers.1 holds the product, layers.1, layers.2 and the sum.
+    assert names(chain) == ["layers.0", "layers.1", "layers.3", "layers.4", "layers.5"]
     expected = module(x)
     expected.sum().backward()
     gradients = [parameter.grad for parameter in module.parameters()]

@@ -99,7 +99,7 @@ def test_float32(case: Any, name: str, stages: Any, weighted_loss: Any) -> None:
     follow(module, calls, stages, weighted_loss, autocast=False)
 
 
-AUTOCAST = ["resnet18", "vision_transformer", "text", "conv1d", "unet", "frozen"]
+AUTOCAST = ["resnet18", "vision_transformer", "text", "conv1d", "unet", "frozen", "recurrent"]
 
 
 @pytest.mark.parametrize("case", AUTOCAST, indirect=True, ids=AUTOCAST)

@@ -232,7 +232,7 @@ def test_unknown_structures_are_refused() -> None:
         trace(Returns(lambda h, o: 3), (x,), {})
     with pytest.raises(TraceError, match=r"argument 0 of forward is a .*Unknown.*register_dataclass"):
         trace(nn.Linear(4, 4), (Unknown(x),), {})
-    with pytest.raises(TraceError, match="keyword argument 'input'.* layout"):
+    with pytest.raises(TraceError, match=r"keyword argument 'input'.* layout"):
         trace(nn.Linear(4, 4), (), {"input": x.to_sparse()})
     with pytest.raises(TraceError, match="without a tensor"):
         trace(nn.Linear(4, 4), (3,), {})

@@ -42,7 +42,9 @@ def give_gradients(params: dict[str, nn.Parameter], seed: int) -> None:
 @pytest.mark.parametrize("name", DENSE)
 def test_an_optimizer_rebuilt_for_some_parameters_goes_on_as_the_original(name: str) -> None:
     params = parameters()
-    original = TORCH_OPTIMIZERS[name]([{"params": [params["a.weight"]], "lr": 0.01}, {"params": [params["b.weight"], params["c.weight"]], "lr": 0.02}])  # type: ignore[call-arg]
+    original = TORCH_OPTIMIZERS[name](
+        [{"params": [params["a.weight"]], "lr": 0.01}, {"params": [params["b.weight"], params["c.weight"]], "lr": 0.02}]
+    )  # type: ignore[call-arg]
     for seed in range(3):
         give_gradients(params, seed)
         original.step()

@@ -1,0 +1,1 @@
+"""The central node, the stages, and what they say to each other."""
