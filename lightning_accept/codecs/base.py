@@ -56,6 +56,9 @@ class Codec(ABC):
     def start_epoch(self) -> None:  # noqa: B027 - most codecs have nothing to do
         """Called on every instance when a training epoch begins."""
 
+    def prepare(self) -> None:  # noqa: B027 - most codecs have nothing to do
+        """Called before the first batch on every device that encodes or decodes: whatever takes time is done now."""
+
     @abstractmethod
     def encode(self, tensor: Tensor) -> Payload:
         """Encode ``tensor`` (any shape, dtype and device).

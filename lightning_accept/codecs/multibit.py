@@ -110,6 +110,10 @@ class MultiBit(Codec):
             self._state = None
 
     @override
+    def prepare(self) -> None:
+        _backend.warm_up()
+
+    @override
     def encode(self, tensor: Tensor) -> Payload:
         size = tensor.numel() * tensor.element_size()
         if not quantisable(tensor) or self._encoded_bytes(tuple(tensor.shape)) >= size:

@@ -94,6 +94,10 @@ class StochasticUniform(Codec):
         return {"bits": self._bits, "block": self._block, "entropy": self._entropy, "seed": self._seed}
 
     @override
+    def prepare(self) -> None:
+        _backend.warm_up()
+
+    @override
     def encode(self, tensor: Tensor) -> Payload:
         size = tensor.numel() * tensor.element_size()
         if not quantisable(tensor) or self._encoded_bytes(tuple(tensor.shape)) >= size:

@@ -171,6 +171,8 @@ class CentralPipeline:
             term=self.term,
             link_token=self._link_token,
         )
+        for codec in (self.settings.forward_codec, self.settings.backward_codec, self.settings.eval_codec):
+            codec.prepare()
         # From the last to the first: a stage may send as soon as it stands, and must find its neighbour there.
         with ThreadPoolExecutor(len(self.workers)) as pool:
             list(

@@ -321,14 +321,16 @@ class StageRunner:
 
     def _make_sender(self, channel: Channel, direction: str) -> Sender:
         deployment = self._deployment
-        codecs = deployment.spec["codecs"]
+        codecs = {name: codec_from_config(config) for name, config in deployment.spec["codecs"].items()}
+        for codec in codecs.values():
+            codec.prepare()
         mine = deployment.stage
         other = mine - 1 if direction == "up" else (mine + 1) % deployment.stages
         return Sender(
             f"link from stage {mine} to stage {other}",
             channel,
-            codec_from_config(codecs["backward" if direction == "up" else "forward"]),
-            codec_from_config(codecs["evaluate"]),
+            codecs["backward" if direction == "up" else "forward"],
+            codecs["evaluate"],
             run=deployment.run,
             term=deployment.term,
             on_error=self._fail,

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_accept.codecs import Codec, CodecError, Payload, Raw
+from lightning_accept.codecs import Codec, CodecError, Payload
+from lightning_accept.codecs.cast import raw_payload
 from lightning_accept.pipeline.messages import Kind, Packet, PipelineError
 from lightning_accept.pipeline.transport import Channel
 
@@ -126,6 +127,12 @@ class Sender:
             figures.encode_seconds += encoded - started
             figures.send_seconds += time.perf_counter() - encoded
 
+    def _codec(self, evaluating: bool, index: int) -> Codec:
+        """The codec of one tensor of the cut; evaluation has its own, so that it disturbs no state."""
+        if (evaluating, index) not in self._codecs:
+            self._codecs[evaluating, index] = self._templates[evaluating].fresh()
+        return self._codecs[evaluating, index]
+
     def _encode(self, outgoing: Outgoing) -> Packet:
         evaluating = outgoing.kind == "evaluate"
         if not evaluating and outgoing.meta.get("epoch", self._epoch) != self._epoch:
@@ -138,11 +145,10 @@ class Sender:
             if tensor is None:
                 payloads.append(None)
                 continue
-            codec = self._codecs.get((evaluating, index))
-            if codec is None:
-                codec = self._codecs[evaluating, index] = self._templates[evaluating].fresh()
             if "random_state" in outgoing.meta and index == len(outgoing.tensors) - 1:
-                codec = Raw()
+                payloads.append(raw_payload(tensor))
+                continue
+            codec = self._codec(evaluating, index)
             bits = outgoing.meta.get("bits")
             if bits is not None and codec.bits is not None and codec.bits != bits and not evaluating:
                 codec.bits = bits
