@@ -6,10 +6,16 @@ from collections.abc import Sequence
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer, callbacks
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.optim import Optimizer
+
+_AVERAGING: tuple[type[Callback], ...] = tuple(
+    getattr(callbacks, name)
+    for name in ("StochasticWeightAveraging", "WeightAveraging")  # the second one is new in Lightning 2.6
+    if hasattr(callbacks, name)
+)
 
 
 def check_trainer(trainer: Trainer, in_flight: int | None) -> None:
@@ -36,6 +42,12 @@ def check_trainer(trainer: Trainer, in_flight: int | None) -> None:
         raise MisconfigurationException(
             "Trainer(precision='16-mixed') scales the loss, which stages on other devices cannot undo; use 'bf16-mixed'"
         )
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, _AVERAGING):
+            raise MisconfigurationException(
+                f"{type(callback).__name__} averages the weights on the central node, where those of later stages are"
+                " not up to date while training; remove it"
+            )
     module = trainer.lightning_module
     if in_flight not in (None, 1):
         if not module.automatic_optimization:

@@ -259,6 +259,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
                 user_log(*args, **kwargs)
 
         self._stand_in(lightning_module, "_on_before_batch_transfer", on_before_batch_transfer)
+
         def clip_gradients(optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None) -> None:
             if gradient_clip_val:
                 refuse_clipping("clip_gradients(...)")  # it would clip what the central node holds only

@@ -100,13 +100,12 @@ def assert_free(cluster: MemoryCluster) -> None:
         worker.release()
 
 
-def fails(
-    error: type[BaseException] | tuple[type[BaseException], ...], module: L.LightningModule | None = None, **arguments: Any
-) -> str:
+def fails(error: type[BaseException], module: L.LightningModule | None = None, **arguments: Any) -> str:
     """The message with which fit fails; asserts that everything is as it was before."""
     module = Model() if module is None else module
-    names = ("in_flight", "micro_batches", "partition", "module", "weight_prediction")
-    options = {"module" if name == "path" else name: arguments.pop(name) for name in (*names, "path") if name in arguments}
+    options = {name: arguments.pop(name) for name in ("in_flight", "partition") if name in arguments}
+    if "path" in arguments:
+        options["module"] = arguments.pop("path")
     cluster = MemoryCluster(2, build_stage)
     with pytest.raises(error) as caught:
         fit(module, AccEPTStrategy(cluster.workers, **options), **arguments)
@@ -205,7 +204,8 @@ def test_a_training_step_that_never_calls_the_module(in_flight: int) -> None:
 
     message = fails(PipelineError, Idle(), in_flight=in_flight)
     assert message == (
-        "training_step did not call the pipelined module net; name the one that it calls with AccEPTStrategy(module=...)"
+        "training_step did not call the pipelined module net; name the one that it calls with"
+        " AccEPTStrategy(module=...)"
     )
 
 
@@ -248,9 +248,7 @@ def test_several_calls_in_one_step_in_flight() -> None:
 
 def test_too_few_layers_for_the_workers() -> None:
     message = fails(PipelineError, Model(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))))
-    assert message == (
-        "net has 2 layers (0, 1), too few for 2 workers and the central node; use at most 1 workers"
-    )
+    assert message == ("net has 2 layers (0, 1), too few for 2 workers and the central node; use at most 1 workers")
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,14 @@ from lightning_accept.remote.disturb import Disturbance, RandomDisturbance
 from lightning_accept.remote.local import LocalWorkers
 from lightning_accept.remote.memory import MemoryCluster
 
-BATCH, WIDTH, CLASSES = 16, 32, 20
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+
+BATCH, WIDTH, CLASSES = 16, 32, 40
 PARTITION = ["2", "4"]
 
 
 def make_net() -> nn.Sequential:
-    """Three stages of two layers; every tensor on a link has at least 256 elements, and so is quantised."""
+    """Three stages of two layers; half a batch of every tensor on a link has 256 elements, and so is quantised."""
     return nn.Sequential(
         *(nn.Linear(6, WIDTH), nn.ReLU()),
         *(nn.Linear(WIDTH, WIDTH), nn.Tanh()),
@@ -157,9 +159,9 @@ def test_gradients_pass_straight_through_quantised_activations(name: str) -> Non
     net, data = make_net(), make_data(6)
     reference = make_net()
     reference.load_state_dict(net.state_dict())
-    links = [Link(down, up) for _ in range(3)]
+    links = [Link(down, up), Link(down, up), Link(down, up)]
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.05, momentum=0.9)
-    for epoch in range(2):
+    for _ in range(2):
         for x, target in DataLoader(data, BATCH):
             for number, stage in enumerate((reference[:2], reference[2:4], reference[4:])):
                 x = links[number](stage(x))
@@ -179,9 +181,9 @@ def test_the_reference_differs_from_training_without_codecs() -> None:
     for codecs in ({}, {"forward_codec": MultiBit(2)}, {"backward_codec": StochasticUniform(4)}):
         net = make_net()
         net.load_state_dict(start)
-        results.append(fit(Model(net), memory(in_flight=1, **codecs), make_data(6)).net[0].weight)
+        results.append(fit(Model(net), memory(in_flight=1, **codecs), make_data(6)).net[0].weight.detach())
     for first, second in ((0, 1), (0, 2), (1, 2)):
-        assert float((results[first] - results[second]).abs().max()) > 1e-3
+        assert float((results[first] - results[second]).abs().max()) > 1e-4
 
 
 # ----- bits that change in the middle of a run
@@ -203,8 +205,8 @@ def test_a_run_whose_bits_change_is_the_same_whatever_the_network_does(arguments
     for seed in (None, 1, 2):
         disturb = None if seed is None else RandomDisturbance(seed, loss=0.1, duplicate=0.1)
         model, witness = changing(disturb, **arguments)
-        seen = {kind: {bits for found in witness.bits(kind).values() for bits in found} for kind in ("forward", "backward")}
-        assert seen == {"forward": {2, 3, 4}, "backward": {8, 4}}
+        for kind, widths in (("forward", {2, 3, 4}), ("backward", {8, 4})):
+            assert {bits for found in witness.bits(kind).values() for bits in found} == widths
         results.append(model.net.state_dict())
     for other in results[1:]:
         for name, weight in results[0].items():
@@ -247,7 +249,7 @@ class CountingProxy:
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = "http://127.0.0.1:%d" % server.sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         self._listening.set()
         await self._stop.wait()
         server.close()
@@ -332,6 +334,7 @@ def test_bytes_on_the_socket_agree_with_the_codecs_figure(
     net = nn.Sequential(
         *(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()),
         *(nn.Conv2d(16, 24, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(24, 24, 3, padding=1), nn.ReLU()),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, CLASSES)),
     )
     images, labels = torch.randn(8 * batch, 3, 32, 32), torch.randint(0, CLASSES, (8 * batch,))
@@ -408,7 +411,8 @@ def test_yaml() -> None:
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(Strategy, "strategy")
     parser.add_subclass_arguments(L.Callback, "callback")
-    objects = parser.instantiate_classes(parser.parse_string(YAML))
+    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # its name before 4.49
+    objects = instantiate(parser.parse_string(YAML))
     codecs = used(objects.strategy)
     assert codecs["forward_codec"] == ("multibit", MultiBit(3, "free").config())
     assert codecs["backward_codec"] == ("stochastic", StochasticUniform().config())
@@ -420,7 +424,8 @@ def test_yaml() -> None:
 
 @pytest.mark.parametrize("in_flight", [1, 4])
 @pytest.mark.parametrize(
-    ("kind", "name"), [("forward", "stage 1: forward of batch 3 from the previous stage"), ("backward", "backward of batch 3")]
+    ("kind", "name"),
+    [("forward", "stage 1: forward of batch 3 from the previous stage"), ("backward", "backward of batch 3")],
 )
 def test_a_damaged_payload_is_refused_with_link_and_batch(kind: str, name: str, in_flight: int) -> None:
     def damage(packet: Packet) -> Disturbance:
@@ -476,12 +481,11 @@ def test_bytes_and_errors_of_every_link_are_told() -> None:
     down, up = MultiBit(2), StochasticUniform(8)
     fit(Model(), memory(in_flight=1, forward_codec=down, backward_codec=up), make_data(5), callbacks=[figures])
     shapes = [(BATCH, WIDTH), (BATCH, WIDTH), (BATCH, CLASSES)]
-    for number, shape in enumerate(shapes):
+    for number, (above, shape) in enumerate(zip((1, 2, 0), shapes, strict=True)):
         link = figures.stats[number]["links"]["down"]
         assert link["payload_bytes"] == 5 * down.wire_bytes(shape, 4)
         assert link["raw_bytes"] == 5 * 4 * shape[0] * shape[1]
         assert 0 < link["last_error"] < 0.5
-    for number, shape in zip((1, 2, 0), shapes):
-        link = figures.stats[number]["links"]["up"]
+        link = figures.stats[above]["links"]["up"]
         assert link["payload_bytes"] == 5 * up.wire_bytes(shape, 4)
         assert 0 < link["last_error"] < 0.01

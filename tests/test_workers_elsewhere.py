@@ -127,7 +127,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[str
     path = tmp_path_factory.mktemp("token") / "token"
     path.write_text("a-token-for-both\n")
     path.chmod(0o600)
-    command = "worker --host 127.0.0.1 --port 0 --threads 1 --device cpu --token-file".split()
+    command = ["worker", "--host", "127.0.0.1", "--port", "0", "--threads", "1", "--device", "cpu", "--token-file"]
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "lightning_accept.cli", *command, str(path)],
@@ -157,9 +157,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[str
 def test_workers_started_by_hand_train_the_same_to_the_bit(workers: tuple[list[str], str]) -> None:
     urls, token = workers
     plain = train(lambda: Model(dropout=0.2), "auto", validation=loader(9, 1))
-    ours = train(
-        lambda: Model(dropout=0.2), AccEPTStrategy(urls, token=token, in_flight=1), validation=loader(9, 1)
-    )
+    ours = train(lambda: Model(dropout=0.2), AccEPTStrategy(urls, token=token, in_flight=1), validation=loader(9, 1))
     assert_same(ours, plain)
 
 

@@ -22,9 +22,9 @@ class BitWidthScheduler(Callback):
     One rule: a step each time the learning rate has fallen to ``fraction`` of its peak since the last step, or below;
     the peak then starts anew from the rate of that moment. A rise is never a step, and a single fall is never more than
     one. Schedules that come down in stairs take a step at *every* fall, however small, as in the paper: these are
-    StepLR (with a ``step_size`` of at least 2), MultiStepLR and ReduceLROnPlateau. All others (cosine, OneCycle, warm-up,
-    exponential, LambdaLR, SequentialLR, ...) may move with every batch, and ``fraction`` decides; with ``fraction=1``
-    every fall counts there too. Without a scheduler the optimizer's own rate is watched by the same rule.
+    StepLR (with a ``step_size`` of at least 2), MultiStepLR and ReduceLROnPlateau. All others (cosine, OneCycle,
+    warm-up, exponential, LambdaLR, SequentialLR, ...) may move with every batch, and ``fraction`` decides; with
+    ``fraction=1`` every fall counts there too. Without a scheduler the optimizer's own rate is watched by that rule.
 
     The rate is the largest of all param groups of the first scheduler's optimizer, read before every batch. A step
     changes the activations of the batches begun from then on, and the gradients of the batch in hand and those after

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.optim import Optimizer
 
 from lightning_accept.graph import Chain, Trace, trace
@@ -64,6 +63,7 @@ class PipelinedModule:
         self._partition = partition
         self._optimizers = optimizers
         self._trace: Trace | None = None
+        self._trained: list[Any] = []
         self._installed = False
         self._own_forward: Callable[..., Any] | None = None
         self._anchor = torch.zeros((), requires_grad=True)
@@ -85,6 +85,13 @@ class PipelinedModule:
             del vars(self.module)["forward"]
         else:
             self.module.forward = self._own_forward
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Say why a copy of the module, which would hold this too, cannot be made."""
+        raise PipelineError(
+            f"{self.name} cannot be copied while it is pipelined, since the weights of later stages are with the"
+            " workers; take them from trainer.strategy.lightning_module_state_dict()"
+        )
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         self.calls += 1
@@ -112,11 +119,17 @@ class PipelinedModule:
 
     def accepts(self, call: Call) -> bool:
         """Whether the stages in place can serve this call."""
-        return self._trace is not None and self._trace.accepts(call.args, call.kwargs)
+        trained = self._trained == self._what_is_trained()
+        return trained and self._trace is not None and self._trace.accepts(call.args, call.kwargs)
 
     def prepare(self, call: Call) -> Trace:
         """Put stages in place that can serve this call. If that takes a new trace, nothing may be in flight."""
         if self._trace is not None and self.accepts(call):
+            return self._trace
+        if self._trace is not None and self._trace.accepts(call.args, call.kwargs):
+            log.info("parameters of %s were frozen, unfrozen or moved to another param group", self.name)
+            self.gather()
+            self.deploy(self.starts)
             return self._trace
         if self._trace is not None:
             log.info("%s is traced again: %s", self.name, self._trace.describe_mismatch(call.args, call.kwargs))
@@ -136,6 +149,7 @@ class PipelinedModule:
         assert self._trace is not None and self.chain is not None
         self.starts = list(starts)
         self.pipeline.deploy(self._trace, self.chain, self.starts, self._schedule, self._optimizers())
+        self._trained = self._what_is_trained()
         log.info("partition: %s", self.describe_partition())
 
     @property
@@ -170,6 +184,11 @@ class PipelinedModule:
             restore_state(state, parameters, buffers, optimizers)
 
         self.pipeline.gather(restore)
+
+    def _what_is_trained(self) -> list[Any]:
+        """What workers know of the parameters beside their values: which ones are frozen, and their param groups."""
+        groups = [[id(p) for p in group["params"]] for o in self._optimizers() for group in o.param_groups]
+        return [[p.requires_grad for p in self.module.parameters()], groups]
 
     def _choose(self, firsts: Sequence[str]) -> list[int]:
         workers = len(self.pipeline.workers)
@@ -273,10 +292,14 @@ class _SynchronousCall(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """Backward all stages; parameters of stage 0 get their gradients, those of later stages keep them there."""
         owner: PipelinedModule = ctx.owner
+        if torch.is_grad_enabled():
+            raise PipelineError(
+                f"create_graph=True asks for second derivatives of the pipelined module {owner.name}, which the"
+                " pipeline does not have; leave the gradient penalty out"
+            )
         owner.pipeline.backward(ctx.ticket, gradients, None)
         owner.pipeline.complete(ctx.ticket)
         owner.add_gradients()
@@ -302,4 +325,3 @@ def _autocast_dtype(device: torch.device) -> str | None:
     if not torch.is_autocast_enabled(device.type):
         return None
     return str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
-

@@ -231,7 +231,9 @@ class StageExecutor:
 
     def unstepped_gradients(self) -> dict[str, Tensor]:
         """Gradients added up for an optimizer step that is yet to come, by parameter name."""
-        return {name: self._gradients[name] for name in sorted(self._unstepped)}
+        optimizers = [optimizer for optimizer in self.optimizers if optimizer is not None]
+        stepped = {self._names[p] for optimizer in optimizers for p in self._own_parameters(optimizer)}
+        return {name: self._gradients[name] for name in sorted(self._unstepped & stepped)}
 
     def restore_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Put gradients in that :meth:`unstepped_gradients` took elsewhere; those of other stages are ignored."""
@@ -327,9 +329,13 @@ class StageExecutor:
 
 def job_seed(seed: int, stage: int, job: Job) -> int:
     """The seed of one job's random operations; the same wherever and whenever it runs."""
-    mixed = (seed + 0x9E3779B97F4A7C15 * (1 + stage)) & 0xFFFFFFFFFFFFFFFF
-    for value in (job.batch, job.micro):
-        mixed = ((mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9 + value + 1) & 0xFFFFFFFFFFFFFFFF
+    mask = 0xFFFFFFFFFFFFFFFF
+    mixed = seed & mask
+    for value in (stage, job.batch, job.micro):  # SplitMix64 (Steele et al. 2014), one round for each
+        mixed = (mixed + 0x9E3779B97F4A7C15 * (value + 1)) & mask
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & mask
+        mixed ^= mixed >> 31
     return mixed >> 1
 
 

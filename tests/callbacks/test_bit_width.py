@@ -38,7 +38,8 @@ class Model(L.LightningModule):
         return result
 
     def configure_optimizers(self) -> Any:
-        groups = [{"params": [p], "lr": rate} for p, rate in zip(self.net.parameters(), [*self.rates] * 4)]
+        parameters = list(self.net.parameters())
+        groups = [{"params": parameters[n :: len(self.rates)], "lr": rate} for n, rate in enumerate(self.rates)]
         optimizer = torch.optim.SGD(groups, lr=self.rates[0])
         if self.make_schedule is None:
             return optimizer
@@ -161,7 +162,7 @@ def test_fraction_moves_the_threshold_and_one_counts_every_fall() -> None:
 
 def test_the_largest_rate_of_all_groups_decides() -> None:
     tables = [lambda step: 0.1**step, lambda step: 1.0 if step < 3 else 0.4]
-    table = lambda optimizer: schedules.LambdaLR(optimizer, tables * 2)  # noqa: E731
+    table = lambda optimizer: schedules.LambdaLR(optimizer, tables)  # noqa: E731
     recorder = fit(Model(table, "step", rates=(1.0, 0.5)), BitWidthScheduler(fraction=0.45), batches=5)
     assert recorder.rates == pytest.approx([1.0, 0.5, 0.5, 0.2, 0.2])
     assert recorder.forward == [2, 2, 2, 3, 3]
@@ -239,7 +240,14 @@ def test_a_width_that_the_codec_refuses_is_refused_at_the_start() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"forward": ()}, {"forward": (2.0,)}, {"backward": (0,)}, {"backward": (True,)}, {"fraction": 0}, {"fraction": 1.1}],
+    [
+        {"forward": ()},
+        {"forward": (2.0,)},
+        {"backward": (0,)},
+        {"backward": (True,)},
+        {"fraction": 0},
+        {"fraction": 1.1},
+    ],
 )
 def test_arguments_out_of_range(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(arguments))):

@@ -1,0 +1,285 @@
+"""What once broke."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_accept import AccEPTStrategy
+from lightning_accept.pipeline.messages import PipelineError, StageFault
+from lightning_accept.pipeline.runner import build_stage
+from lightning_accept.pipeline.stage import Job, job_seed
+from lightning_accept.remote.memory import MemoryCluster
+
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+
+IN_FLIGHT = pytest.mark.parametrize("in_flight", [1, 4])
+
+
+class Model(L.LightningModule):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.net = nn.Sequential(*(layers or (nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+def make_data(count: int = 24) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(count, 4, generator=generator), torch.randint(0, 3, (count,), generator=generator))
+
+
+def in_memory(in_flight: Any = 1, **options: Any) -> AccEPTStrategy:
+    return AccEPTStrategy(MemoryCluster(2, build_stage).workers, in_flight=in_flight, **options)
+
+
+def fit(module: Any, strategy: Any, data: Any = None, **arguments: Any) -> Any:
+    trainer = L.Trainer(
+        **{"max_epochs": 1, "accelerator": "cpu", **arguments},
+        strategy=strategy,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, DataLoader(make_data(), 4) if data is None else data)
+    return module
+
+
+def train(cls: Any, strategy: Any, data: Any = None, **arguments: Any) -> Any:
+    L.seed_everything(3, verbose=False)
+    return fit(cls(), strategy, data, **arguments)
+
+
+def assert_equals_plain(cls: Any, data: Any = None, *, tolerance: float = 0.0, **arguments: Any) -> None:
+    options = arguments.pop("options", {})
+    plain = train(cls, "auto", data, **arguments).state_dict()
+    ours = train(cls, in_memory(**options), data, **arguments).state_dict()
+    torch.testing.assert_close(ours, plain, rtol=tolerance, atol=tolerance)
+
+
+class Manual(Model):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.automatic_optimization = False
+
+
+def test_a_step_that_waits_for_its_output_was_left_suspended_when_a_stage_failed() -> None:
+    """Its thread stayed alive for ever: only steps ahead of their turn were unwound, not the one in hand."""
+
+    class Log(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.log(x)
+
+    module = Model(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), Log(), nn.Linear(8, 3))
+    with pytest.raises(StageFault, match="holds NaN"):
+        fit(module, in_memory(4))
+    assert "training_step" not in [thread.name for thread in threading.enumerate()]
+
+
+@IN_FLIGHT
+def test_an_error_in_stage_0_did_not_name_the_stage(in_flight: int) -> None:
+    module = Model(nn.Linear(4, 4), nn.BatchNorm1d(4), *(nn.Linear(4, 4) for _ in range(4)))
+    with pytest.raises(StageFault, match=r"stage 0 \(.*\) on central node failed .*Expected more than 1 value per"):
+        fit(module, in_memory(in_flight), DataLoader(make_data(5), 4))
+
+
+@pytest.mark.parametrize(("arguments", "message"), [({"devices": 2}, "not 2 on 1"), ({"num_nodes": 2}, "not 1 on 2")])
+def test_more_devices_or_nodes_were_silently_ignored(arguments: dict[str, Any], message: str) -> None:
+    """Lightning tells a strategy of a single device of one device only, whatever the Trainer was asked for."""
+    with pytest.raises(MisconfigurationException, match=message):
+        fit(Model(), in_memory(), **arguments)
+
+
+class Convolutions(Model):
+    def __init__(self) -> None:
+        super().__init__(
+            *(nn.Conv1d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv1d(4, 4, 3, padding=1), nn.Tanh()),
+            *(nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 3)),
+        )
+
+
+def lengths(*sizes: int) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(3, 2, size, generator=generator), torch.tensor([0, 1, 2])) for size in sizes]
+    return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{}, {"in_flight": 4, "sync_warmup_steps": 99}], ids=["sync", "in flight"])
+def test_a_new_trace_within_gradient_accumulation_lost_the_gradients_so_far(options: dict[str, Any]) -> None:
+    """A batch of another length puts new stages in place, without what the old ones had added up."""
+    data = lengths(5, 6, 6, 5)
+    assert_equals_plain(Convolutions, data, accumulate_grad_batches=2, tolerance=1e-6, options=options)
+
+
+@pytest.mark.parametrize("of", ["self", "self.net"])
+def test_zero_grad_of_a_module_left_the_gradients_of_the_workers(of: str) -> None:
+    class ZeroedByModule(Manual):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            (self if of == "self" else self.net).zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            self.optimizers().step()  # type: ignore[union-attr]
+
+    assert_equals_plain(ZeroedByModule)
+
+
+def test_a_forward_of_the_instance_was_ignored_and_then_lost() -> None:
+    """Some libraries wrap ``module.forward`` on the instance."""
+
+    class Wrapped(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            inner = self.net.forward
+            self.net.forward = lambda x: inner(x) * 0.5  # type: ignore[method-assign]
+            self.wrapper = self.net.forward
+
+    assert_equals_plain(Wrapped)
+    module = train(Wrapped, in_memory())
+    assert module.net.forward is module.wrapper
+
+
+def test_a_method_replaced_on_the_instance_was_lost() -> None:
+    module = Model()
+    own = module.log
+    module.log = own  # type: ignore[method-assign]
+    fit(module, in_memory(4))
+    assert vars(module)["log"] is own
+
+
+@IN_FLIGHT
+def test_a_module_in_eval_mode_was_trained_in_train_mode(in_flight: int) -> None:
+    """With one batch in flight its loss did not require grad; with more, BatchNorm worked as if training."""
+
+    class Eval(Model):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.net.eval()
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(PipelineError, match="net is to be trained in eval mode, but the pipeline"):
+        fit(Eval(), in_memory(in_flight))
+
+
+def test_a_second_backward_through_one_call_was_a_fault_of_the_last_stage() -> None:
+    class Twice(Manual):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            loss = super().training_step(batch, batch_idx)
+            self.manual_backward(loss, retain_graph=True)
+            self.manual_backward(loss)
+
+    with pytest.raises(PipelineError, match="backward was called twice through the pipelined call of batch 0; add the"):
+        fit(Twice(), in_memory())
+
+
+def test_second_derivatives_through_the_pipeline_were_taken_for_zero() -> None:
+    class Penalty(Manual):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            x = batch[0].requires_grad_()
+            (gradient,) = torch.autograd.grad(self.net(x).sum(), x, create_graph=True)
+            self.manual_backward(super().training_step(batch, batch_idx) + gradient.square().sum())
+
+    with pytest.raises(PipelineError, match="create_graph=True asks for second derivatives of the pipelined"):
+        fit(Penalty(), in_memory())
+
+
+def test_clip_gradients_clipped_what_the_central_node_holds_only() -> None:
+    class Clipping(Manual):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer: Any = self.optimizers()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            self.clip_gradients(optimizer, gradient_clip_val=0.1)
+
+    class Configured(Model):
+        def configure_gradient_clipping(self, optimizer: Any, **arguments: Any) -> None:
+            self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
+
+    for module in (Clipping(), Configured()):
+        with pytest.raises(MisconfigurationException, match=r"does not clip gradients yet; remove clip_gradients"):
+            fit(module, in_memory())
+
+
+@pytest.mark.parametrize("name", ["StochasticWeightAveraging", "EMAWeightAveraging"])
+def test_averaging_callbacks_averaged_weights_that_were_out_of_date(name: str) -> None:
+    callback = getattr(L.pytorch.callbacks, name, None)
+    if callback is None:
+        pytest.skip("this Lightning has no such callback")
+    average = callback(swa_lrs=0.05) if name.startswith("Stochastic") else callback()
+    with pytest.raises(MisconfigurationException, match=f"{name} averages the weights on the central node"):
+        fit(Model(), in_memory(), callbacks=[average])
+
+
+def test_neighbouring_micro_batches_drew_the_same_dropout() -> None:
+    """Half of all pairs of micro-batches 2n and 2n + 1 shared their seed."""
+    seeds = [job_seed(0, 1, Job(0, batch, micro)) for batch in range(50) for micro in range(4)]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_a_copy_of_the_pipelined_module_failed_over_a_lock() -> None:
+    class Copying(Model):
+        def on_train_epoch_end(self) -> None:
+            copy.deepcopy(self.net)
+
+    with pytest.raises(PipelineError, match="net cannot be copied while it is pipelined"):
+        fit(Copying(), in_memory())
+
+
+OPTIMIZER = """
+import torch
+class Slow(torch.optim.SGD):
+    pass
+"""
+
+
+def test_embedded_workers_refused_an_optimizer_outside_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They named an option of the daemon that their user has no way to set."""
+    (tmp_path / "slow_optimizer.py").write_text(OPTIMIZER)
+    monkeypatch.syspath_prepend(tmp_path)
+    import slow_optimizer
+
+    class Own(Model):
+        def configure_optimizers(self) -> Any:
+            return slow_optimizer.Slow(self.parameters(), lr=0.1, momentum=0.9)
+
+    plain = train(Own, "auto").state_dict()
+    ours = train(Own, AccEPTStrategy(1, in_flight=1, worker_threads=1)).state_dict()
+    torch.testing.assert_close(ours, plain, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"in_flight": 4, "sync_warmup_steps": 99}], ids=["sync", "in flight"])
+def test_parameters_frozen_or_unfrozen_while_training_stayed_as_they_were_on_the_workers(
+    options: dict[str, Any],
+) -> None:
+    class Thawing(Model):
+        def on_train_epoch_start(self) -> None:
+            for index in (0, 2, 4):
+                self.net[index].requires_grad_(self.current_epoch == index // 2)
+
+    assert_equals_plain(Thawing, max_epochs=3, tolerance=1e-6, options=options)
+
+
+@pytest.mark.parametrize("options", [{}, {"in_flight": 4, "sync_warmup_steps": 99}], ids=["sync", "in flight"])
+def test_a_param_group_added_while_training_was_a_fault(options: dict[str, Any]) -> None:
+    """As Lightning's BackboneFinetuning does."""
+
+    class Growing(Model):
+        def on_train_epoch_start(self) -> None:
+            if self.current_epoch == 1:
+                self.optimizers().add_param_group({"params": [*self.net[2].parameters()], "lr": 0.02})  # type: ignore[union-attr]
+
+        def configure_optimizers(self) -> Any:
+            parameters = [*self.net[0].parameters(), *self.net[4].parameters()]
+            return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    assert_equals_plain(Growing, max_epochs=2, tolerance=1e-6, options=options)
