@@ -195,6 +195,8 @@ class AccEPTStrategy(SingleDeviceStrategy):
     def on_exception(self, exception: BaseException) -> None:
         self._abandon_steps()
         if isinstance(exception, KeyboardInterrupt):
+            if self._pipeline is not None:
+                self._pipeline.batch_timeout = min(self._batch_timeout, self._timeout)  # somebody waits for the prompt
             try:
                 self._gather()
             except PipelineError as error:

@@ -283,3 +283,56 @@ def test_a_param_group_added_while_training_was_a_fault(options: dict[str, Any])
             return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
     assert_equals_plain(Growing, max_epochs=2, tolerance=1e-6, options=options)
+
+
+@IN_FLIGHT
+def test_users_who_iterate_over_the_trainers_dataloaders_got_handles_and_ended_the_epoch(in_flight: int) -> None:
+    """Callbacks do that to pick samples for a picture."""
+
+    class Looking(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.looked: list[Any] = []
+            self.trained = 0
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.trained += 1
+            for loaders in (self.trainer.train_dataloader, self.trainer.val_dataloaders):
+                self.looked.append(next(iter(loaders)))
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.net(batch[0])
+
+    module = Looking()
+    trainer = L.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        strategy=in_memory(in_flight),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, DataLoader(make_data(), 4), DataLoader(make_data(8), 4))
+    assert module.trained == 12
+    assert all(isinstance(x, Tensor) and x.shape == (4, 4) for x, _ in module.looked)
+
+
+def test_a_state_gathered_right_after_the_last_step_lacked_it() -> None:
+    """Commands overtook packets that had arrived before them."""
+    for _ in range(5):
+        assert_equals_plain(Model, DataLoader(make_data(3), 4))
+
+
+@IN_FLIGHT
+def test_configure_optimizers_that_asks_for_the_number_of_steps_failed(in_flight: int) -> None:
+    """It loads the dataloaders before the strategy has set itself up."""
+
+    class Asking(Model):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            steps = int(self.trainer.estimated_stepping_batches)
+            scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    fit(Asking(), in_memory(in_flight), max_epochs=2)

@@ -94,7 +94,8 @@ class CentralPipeline:
         """Seconds of forward and backward that each stage last reported for one job."""
         self._device = device
         self._timeout = timeout
-        self._batch_timeout = batch_timeout
+        self.batch_timeout = batch_timeout
+        """Seconds within which a batch must come back, or a state be gathered."""
         self._link_token = secrets.token_hex(16)
         self._mailbox = Mailbox(self.workers, device)
         self._senders: list[Sender] = []
@@ -453,7 +454,7 @@ class CentralPipeline:
         self._unstepped = {} if self._stage0 is None or self._synchronous else self._stage0.unstepped_gradients()
         for stage, worker in enumerate(self.workers, 1):
             self._mailbox.check()
-            state = worker.state(self._batch_timeout)
+            state = worker.state(self.batch_timeout)
             for name, tensor in state.tensors.items():
                 if name.startswith("grad/"):
                     self._unstepped[name.removeprefix("grad/")] = tensor
@@ -496,7 +497,7 @@ class CentralPipeline:
             raise StageFault(Fault(0, layers, "central node", doing, line, trace)) from error
 
     def _wait(self, kind: str, job: int, what: str) -> tuple[dict[str, Any], list[Tensor | None]]:
-        return self._mailbox.wait(kind, job, what, self._batch_timeout)
+        return self._mailbox.wait(kind, job, what, self.batch_timeout)
 
     def _backward_meta(self, ticket: Ticket, index: int) -> dict[str, Any]:
         meta: dict[str, Any] = {

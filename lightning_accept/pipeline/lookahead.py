@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from lightning_accept.pipeline.central import Ticket
 from lightning_accept.pipeline.suspended import SuspendedStep
+
+
+_LOOPS_ITERATE_IN = "lightning.pytorch.utilities.combined_loader"
+"""The module in which Lightning's loops begin a pass over a dataloader; there is no hook for that."""
 
 
 class Handle:
@@ -101,7 +106,9 @@ class Feed:
 
 
 class LookAheadLoader:
-    """A dataloader whose batches come as :class:`Handle`; in all else it is the dataloader that it wraps.
+    """A dataloader whose batches come to Lightning's loops as :class:`Handle`.
+
+    In all else, also for users who iterate over ``trainer.train_dataloader``, it is the dataloader that it wraps.
 
     Args:
         loader: The dataloader.
@@ -111,7 +118,9 @@ class LookAheadLoader:
     def __init__(self, loader: Any, on_feed: Callable[[Feed], None]) -> None:
         vars(self).update(_wrapped=loader, _on_feed=on_feed, _feed=None)
 
-    def __iter__(self) -> Feed:
+    def __iter__(self) -> Iterator[Any]:
+        if sys._getframe(1).f_globals.get("__name__") != _LOOPS_ITERATE_IN:
+            return iter(self._wrapped)
         feed = vars(self)["_feed"] = Feed(self._wrapped)
         self._on_feed(feed)
         return feed

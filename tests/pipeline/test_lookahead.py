@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 from lightning_accept.pipeline.lookahead import Feed, Handle, LookAheadLoader, begin_ahead
 
@@ -112,6 +113,12 @@ def test_started_steps_are_those_that_are_not_in_hand() -> None:
     assert handle.step not in feed.started()
 
 
+def as_lightning_does(loader: Any, feeds: list[Feed]) -> Feed:
+    """Begin a pass in the way of Lightning's loops."""
+    iter(CombinedLoader(loader, "max_size_cycle"))
+    return feeds[-1]
+
+
 def test_the_loader_stands_in_for_the_one_it_wraps() -> None:
     feeds: list[Feed] = []
     inner = Loader(5)
@@ -122,15 +129,18 @@ def test_the_loader_stands_in_for_the_one_it_wraps() -> None:
     assert inner.batch_size == 8
     with pytest.raises(AttributeError):
         _ = loader.nothing
-    first, second = iter(loader), iter(loader)
+    first, second = as_lightning_does(loader, feeds), as_lightning_does(loader, feeds)
     assert feeds == [first, second]
     assert isinstance(next(first), Handle)
+    assert next(iter(loader)) == next(iter(inner)), "others than Lightning get batches"
+    assert len(feeds) == 2
 
 
 def test_state_is_that_of_the_batch_in_hand_however_far_was_read() -> None:
-    loader: Any = LookAheadLoader(Loader(9), lambda feed: None)
+    feeds: list[Feed] = []
+    loader: Any = LookAheadLoader(Loader(9), feeds.append)
     assert loader.state_dict() == {"read": 0}
-    feed = iter(loader)
+    feed = as_lightning_does(loader, feeds)
     begin_ahead(next(feed), 4, begin)
     assert loader.state_dict() == {"read": 1}
     begin_ahead(next(feed), 4, begin)
