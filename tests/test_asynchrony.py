@@ -149,14 +149,14 @@ def test_in_flight_two_and_auto_equal_their_replay() -> None:
     torch.testing.assert_close(by_stage(train(9)), reference(9, (4, 3, 2), True), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("micro_batches", [2, 4])
-def test_micro_batches_in_flight_equal_a_replay_of_the_schedule(micro_batches: int) -> None:
+@pytest.mark.parametrize(("in_flight", "micro_batches"), [(4, 2), (3, 2), (3, 4), (2, 2)])
+def test_micro_batches_in_flight_equal_a_replay_of_the_schedule(in_flight: int, micro_batches: int) -> None:
     """Windows count jobs: a batch's version is that of its first micro-batch."""
-    schedule = default_schedule(2, 3, micro_batches)
+    schedule = default_schedule(2, in_flight, micro_batches)
     # A batch's first job is forwarded once all but window - 1 jobs are backwarded; updates come at a batch's last job.
     late = [-(-(window - 1) // micro_batches) + 1 for window in schedule.windows]
-    module = train(11, in_flight=3, micro_batches=micro_batches)
-    torch.testing.assert_close(by_stage(module), reference(11, (3, *late), True), rtol=1e-5, atol=1e-6)
+    module = train(11, in_flight=in_flight, micro_batches=micro_batches)
+    torch.testing.assert_close(by_stage(module), reference(11, (in_flight, *late), True), rtol=1e-5, atol=1e-6)
 
 
 def test_sync_warmup_is_plain_training_at_first() -> None:
