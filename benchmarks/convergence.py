@@ -47,6 +47,8 @@ from lightning_accept.remote.memory import MemoryCluster
 WORKERS = 2
 LIMIT = 0.5
 """Points of accuracy that compression may cost."""
+ENOUGH = 3
+"""Seeds from which on a task has a say in the default."""
 
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 """Training inputs and labels, test inputs and labels."""
@@ -366,12 +368,13 @@ def sum_up(report: Report) -> None:
 
 
 def supported(summary: Sequence[dict[str, Any]]) -> str | None:
-    """The method with the fewest bytes among those at most half a point below none in every task."""
+    """The method with the fewest bytes among those at most half a point below none in every task with enough seeds."""
+    summary = [row for row in summary if row["seeds"] >= ENOUGH]
     tasks = {row["task"] for row in summary}
     best: tuple[float, str] | None = None
     for label in METHODS:
         rows = [row for row in summary if row["method"] == label and row["points_against_none"] is not None]
-        if {row["task"] for row in rows} == tasks and all(row["points_against_none"] >= -LIMIT for row in rows):
+        if rows and {row["task"] for row in rows} == tasks and all(row["points_against_none"] >= -LIMIT for row in rows):
             share = statistics.fmean(row["share_of_raw"] for row in rows)
             best = min(best or (share, label), (share, label))
     return best and best[1]

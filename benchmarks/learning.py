@@ -18,6 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import logging
 import statistics
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ from lightning_accept.remote.memory import MemoryCluster
 
 BATCH = 64
 Parts = dict[str, TensorDataset]
+
+raw_strategy = partial(AccEPTStrategy, forward_codec="raw", backward_codec="raw")
 
 
 class Classifier(L.LightningModule):
@@ -147,9 +150,9 @@ def main() -> None:
         problems["har without BatchNorm"] = (har, lambda: har_net(normalise=False), 0.01)
     methods: dict[str, Any] = {
         "plain": lambda: "auto",
-        "in_flight=1": lambda: AccEPTStrategy(workers(), in_flight=1),
-        "in_flight=auto (4)": lambda: AccEPTStrategy(workers(), in_flight="auto"),
-        "in_flight=4, no prediction": lambda: AccEPTStrategy(workers(), in_flight=4, weight_prediction=False),
+        "in_flight=1": lambda: raw_strategy(workers(), in_flight=1),
+        "in_flight=auto (4)": lambda: raw_strategy(workers(), in_flight="auto"),
+        "in_flight=4, no prediction": lambda: raw_strategy(workers(), in_flight=4, weight_prediction=False),
     }
     seeds, epochs = ([0], 1) if arguments.quick else ([0, 1, 2], 3)
     for name, (parts, make_net, rate) in problems.items():

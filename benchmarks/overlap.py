@@ -18,6 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import itertools
 import statistics
 import time
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -30,6 +31,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_accept import AccEPTStrategy
 from lightning_accept.graph import Chain, StageModule, trace
 from lightning_accept.pipeline.stage import Job, StageExecutor
+
+raw_strategy = partial(AccEPTStrategy, forward_codec="raw", backward_codec="raw")
 
 
 class Classifier(L.LightningModule):
@@ -146,7 +149,7 @@ def overlap(report: Report, quick: bool) -> None:
     for repeat in range(1 if quick else 5):
         net = equal_halves(128)
         alone = stage_seconds(net, x, target, "5", 6 if quick else 12)
-        clock = fit(net, data, batch, AccEPTStrategy(1, partition=["5"], worker_threads=1))
+        clock = fit(net, data, batch, raw_strategy(1, partition=["5"], worker_threads=1))
         period = statistics.median(clock.steps(6, 3))
         again = stage_seconds(net, x, target, "5", 6 if quick else 12)
         slowest = max((a + b) / 2 for a, b in zip(alone, again, strict=True))
@@ -178,7 +181,7 @@ def cost(report: Report, quick: bool) -> None:
     ratios = []
     for repeat in range(rounds):
         plain = statistics.median(fit(net(), data, batch, "auto").steps(2, 0))
-        clock = fit(net(), data, batch, AccEPTStrategy(1, in_flight=1, worker_threads=1))
+        clock = fit(net(), data, batch, raw_strategy(1, in_flight=1, worker_threads=1))
         ours = statistics.median(clock.steps(2, 0))
         ratios.append(ours / plain)
         down, up = clock.stats[0]["links"]["down"], clock.stats[1]["links"]

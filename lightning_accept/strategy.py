@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_accept.choose import choose_module
-from lightning_accept.codecs import Codec, make_codec
+from lightning_accept.codecs import Codec, MultiBit, StochasticUniform, make_codec
 from lightning_accept.horizon import TrainingHorizon
 from lightning_accept.partition.schedule import Schedule, default_schedule
 from lightning_accept.pipeline.central import CentralPipeline, Ticket
@@ -36,6 +36,10 @@ from lightning_accept.remote.client import HttpWorker
 from lightning_accept.remote.local import LocalWorkers
 
 log = logging.getLogger("lightning_accept")
+
+# The fewest bytes at which benchmarks/convergence.py found no loss of accuracy.
+_FORWARD_CODEC = MultiBit(4, levels="free")
+_BACKWARD_CODEC = StochasticUniform(4, block=128)
 
 
 class AccEPTStrategy(SingleDeviceStrategy):
@@ -55,8 +59,9 @@ class AccEPTStrategy(SingleDeviceStrategy):
         micro_batches: Parts into which every batch is split inside the pipeline. BatchNorm then sees each part alone.
         partition: ``auto`` for stages of equal work by FLOPs, or the first layer of every worker's stage, by index or
             name.
-        forward_codec: Codec for activations: a name or an instance.
-        backward_codec: Codec for gradients.
+        forward_codec: Codec for activations: a name or an instance. ``auto`` is ``MultiBit(4, levels="free")``, the
+            choice of ``benchmarks/convergence.py``; ``raw`` changes nothing.
+        backward_codec: Codec for gradients, likewise; ``auto`` is ``StochasticUniform(4, block=128)``.
         eval_codec: Codec for activations in validation, test and predict.
         weight_prediction: Forward batches in flight with the weights expected when their update comes.
         sync_warmup_steps: Optimizer steps at the start of training with one batch in flight only.
@@ -79,8 +84,8 @@ class AccEPTStrategy(SingleDeviceStrategy):
         in_flight: int | str = "auto",
         micro_batches: int = 1,
         partition: str | Sequence[int | str] = "auto",
-        forward_codec: str | Codec = "raw",
-        backward_codec: str | Codec = "raw",
+        forward_codec: str | Codec = "auto",
+        backward_codec: str | Codec = "auto",
         eval_codec: str | Codec = "raw",
         weight_prediction: bool = True,
         sync_warmup_steps: int = 0,
@@ -113,8 +118,8 @@ class AccEPTStrategy(SingleDeviceStrategy):
         self._micro_batches = micro_batches
         self._partition = partition
         self._codecs = {
-            "forward_codec": make_codec(forward_codec),
-            "backward_codec": make_codec(backward_codec),
+            "forward_codec": make_codec(_FORWARD_CODEC if forward_codec == "auto" else forward_codec),
+            "backward_codec": make_codec(_BACKWARD_CODEC if backward_codec == "auto" else backward_codec),
             "eval_codec": make_codec(eval_codec),
         }
         self._weight_prediction = weight_prediction

@@ -58,7 +58,8 @@ def train(batches: int, *, epochs: int = 1, disturb: Any = None, dropout: float 
         name: arguments.pop(name) for name in ("accumulate_grad_batches", "max_steps") if name in arguments
     }
     cluster = MemoryCluster(2, build_stage, disturb)
-    strategy = AccEPTStrategy(cluster.workers, partition=PARTITION, **arguments)
+    codecs = {"forward_codec": "raw", "backward_codec": "raw"}
+    strategy = AccEPTStrategy(cluster.workers, partition=PARTITION, **{**codecs, **arguments})
     trainer = L.Trainer(
         max_epochs=epochs,
         strategy=strategy,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from lightning_accept.pipeline.runner import build_stage
 from lightning_accept.pipeline.stage import Job, job_seed
 from lightning_accept.remote.memory import MemoryCluster
 
+raw_strategy = partial(AccEPTStrategy, forward_codec="raw", backward_codec="raw")
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 
 IN_FLIGHT = pytest.mark.parametrize("in_flight", [1, 4])
@@ -43,7 +45,7 @@ def make_data(count: int = 24) -> TensorDataset:
 
 
 def in_memory(in_flight: Any = 1, **options: Any) -> AccEPTStrategy:
-    return AccEPTStrategy(MemoryCluster(2, build_stage).workers, in_flight=in_flight, **options)
+    return raw_strategy(MemoryCluster(2, build_stage).workers, in_flight=in_flight, **options)
 
 
 def fit(module: Any, strategy: Any, data: Any = None, **arguments: Any) -> Any:
@@ -253,7 +255,7 @@ def test_embedded_workers_refused_an_optimizer_outside_torch(tmp_path: Path, mon
             return slow_optimizer.Slow(self.parameters(), lr=0.1, momentum=0.9)
 
     plain = train(Own, "auto").state_dict()
-    ours = train(Own, AccEPTStrategy(1, in_flight=1, worker_threads=1)).state_dict()
+    ours = train(Own, raw_strategy(1, in_flight=1, worker_threads=1)).state_dict()
     torch.testing.assert_close(ours, plain, rtol=0, atol=0)
 
 

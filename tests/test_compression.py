@@ -372,7 +372,8 @@ def test_validation_is_that_of_the_module_without_codecs(in_flight: int) -> None
 
 def test_another_codec_for_evaluation_is_used_when_asked_for() -> None:
     witness = Witness()
-    fit(Model(), memory(witness, eval_codec="fp16"), make_data(2), validation=make_data(2))
+    strategy = memory(witness, forward_codec="raw", backward_codec="raw", eval_codec="fp16")
+    fit(Model(), strategy, make_data(2), validation=make_data(2))
     codecs = {(p.kind, payload.meta["codec"]) for p in witness.packets for payload in p.payloads if payload is not None}
     assert codecs == {("forward", "raw"), ("backward", "raw"), ("evaluate", "fp16")}
 
@@ -382,6 +383,12 @@ def test_another_codec_for_evaluation_is_used_when_asked_for() -> None:
 
 def used(strategy: AccEPTStrategy) -> dict[str, tuple[str, dict[str, Any]]]:
     return {name: (codec.name, codec.config()) for name, codec in strategy._codecs.items()}
+
+
+def test_the_default_pair_is_the_one_that_the_convergence_benchmark_supports() -> None:
+    default = used(AccEPTStrategy())
+    chosen = AccEPTStrategy(forward_codec=MultiBit(4, "free"), backward_codec=StochasticUniform(4, block=128))
+    assert default == used(chosen)
 
 
 def test_names_and_instances() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -18,6 +19,7 @@ from lightning_accept.pipeline.runner import build_stage
 from lightning_accept.remote.memory import MemoryCluster
 
 CLASSES = 5
+raw_strategy = partial(AccEPTStrategy, forward_codec="raw", backward_codec="raw")
 
 
 class Recorder(L.Callback):
@@ -176,7 +178,7 @@ def assert_equal(
 @pytest.mark.parametrize("model", list(MODELS))
 def test_one_batch_in_flight_equals_plain_training_to_the_bit(model: str, optimizer: str) -> None:
     plain = train(model, optimizer, "auto")
-    ours = train(model, optimizer, AccEPTStrategy(memory_workers(), in_flight=1))
+    ours = train(model, optimizer, raw_strategy(memory_workers(), in_flight=1))
     assert_equal(ours, plain, 0.0)
 
 
@@ -184,14 +186,14 @@ def test_one_batch_in_flight_equals_plain_training_to_the_bit(model: str, optimi
 def test_gradient_accumulation_equals_plain_training(model: str) -> None:
     arguments = {"accumulate_grad_batches": 2, "batches": 7}
     plain = train(model, "sgd", "auto", **arguments)
-    ours = train(model, "sgd", AccEPTStrategy(memory_workers(), in_flight=1), **arguments)
+    ours = train(model, "sgd", raw_strategy(memory_workers(), in_flight=1), **arguments)
     assert_equal(ours, plain, 1e-6)
 
 
 @pytest.mark.parametrize("model", WITHOUT_BATCH_NORM)
 def test_micro_batches_equal_plain_training_without_batch_norm(model: str) -> None:
     plain = train(model, "sgd", "auto", batch_size=6)
-    ours = train(model, "sgd", AccEPTStrategy(memory_workers(), in_flight=1, micro_batches=4), batch_size=6)
+    ours = train(model, "sgd", raw_strategy(memory_workers(), in_flight=1, micro_batches=4), batch_size=6)
     assert_equal(ours, plain, 1e-5)
 
 
@@ -205,7 +207,7 @@ def test_frozen_parameters_stay_and_do_not_disturb() -> None:
     MODELS["frozen"] = (lambda: freeze(make_net()), make_inputs)
     try:
         plain = train("frozen", "sgd", "auto", batches=4)
-        ours = train("frozen", "sgd", AccEPTStrategy(memory_workers(), in_flight=1), batches=4)
+        ours = train("frozen", "sgd", raw_strategy(memory_workers(), in_flight=1), batches=4)
     finally:
         del MODELS["frozen"]
     assert_equal(ours, plain, 0.0)
@@ -214,11 +216,11 @@ def test_frozen_parameters_stay_and_do_not_disturb() -> None:
 def test_bf16_mixed_equals_plain_training() -> None:
     arguments = {"precision": "bf16-mixed", "batches": 5}
     plain = train("resnet18", "adamw", "auto", **arguments)
-    ours = train("resnet18", "adamw", AccEPTStrategy(memory_workers(), in_flight=1), **arguments)
+    ours = train("resnet18", "adamw", raw_strategy(memory_workers(), in_flight=1), **arguments)
     assert_equal(ours, plain, 0.0)
 
 
 def test_embedded_workers_equal_plain_training_to_the_bit() -> None:
     plain = train("mobilenet_v2", "sgd", "auto", batches=6)
-    ours = train("mobilenet_v2", "sgd", AccEPTStrategy(2, in_flight=1, worker_threads=1), batches=6)
+    ours = train("mobilenet_v2", "sgd", raw_strategy(2, in_flight=1, worker_threads=1), batches=6)
     assert_equal(ours, plain, 0.0)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from lightning_accept import AccEPTStrategy
 from lightning_accept.pipeline.runner import build_stage
 from lightning_accept.remote.memory import MemoryCluster
 
+raw_strategy = partial(AccEPTStrategy, forward_codec="raw", backward_codec="raw")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),
     pytest.mark.filterwarnings("ignore:Trying to infer the `batch_size`"),
@@ -77,7 +79,7 @@ def loader(count: int = 22, seed: int = 0, batch_size: int = 4) -> DataLoader[An
 
 
 def in_memory(in_flight: Any = 1, workers: int = 2, **options: Any) -> AccEPTStrategy:
-    return AccEPTStrategy(MemoryCluster(workers, build_stage).workers, in_flight=in_flight, **options)
+    return raw_strategy(MemoryCluster(workers, build_stage).workers, in_flight=in_flight, **options)
 
 
 def make_trainer(strategy: Any, **arguments: Any) -> L.Trainer:
@@ -157,7 +159,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[str
 def test_workers_started_by_hand_train_the_same_to_the_bit(workers: tuple[list[str], str]) -> None:
     urls, token = workers
     plain = train(lambda: Model(dropout=0.2), "auto", validation=loader(9, 1))
-    ours = train(lambda: Model(dropout=0.2), AccEPTStrategy(urls, token=token, in_flight=1), validation=loader(9, 1))
+    ours = train(lambda: Model(dropout=0.2), raw_strategy(urls, token=token, in_flight=1), validation=loader(9, 1))
     assert_same(ours, plain)
 
 
@@ -172,7 +174,7 @@ def test_one_trainer_fits_tests_and_fits_again(workers: tuple[list[str], str]) -
         second = trainer.test(module, loader(9, 1), verbose=False)
         return (module, trainer), first, second
 
-    plain, ours = run("auto"), run(AccEPTStrategy(urls, token=token, in_flight=1))
+    plain, ours = run("auto"), run(raw_strategy(urls, token=token, in_flight=1))
     assert_same(ours[0], plain[0])
     assert ours[1:] == plain[1:]
     assert ours[1] != ours[2]
@@ -180,7 +182,7 @@ def test_one_trainer_fits_tests_and_fits_again(workers: tuple[list[str], str]) -
 
 def test_four_in_flight_through_workers_elsewhere_equal_those_in_memory(workers: tuple[list[str], str]) -> None:
     urls, token = workers
-    over_http = train(lambda: Model(dropout=0.2), AccEPTStrategy(urls, token=token, in_flight=4))
+    over_http = train(lambda: Model(dropout=0.2), raw_strategy(urls, token=token, in_flight=4))
     assert_same(over_http, train(lambda: Model(dropout=0.2), in_memory(4)))
 
 
