@@ -374,7 +374,11 @@ def supported(summary: Sequence[dict[str, Any]]) -> str | None:
     best: tuple[float, str] | None = None
     for label in METHODS:
         rows = [row for row in summary if row["method"] == label and row["points_against_none"] is not None]
-        if rows and {row["task"] for row in rows} == tasks and all(row["points_against_none"] >= -LIMIT for row in rows):
+        if (
+            rows
+            and {row["task"] for row in rows} == tasks
+            and all(row["points_against_none"] >= -LIMIT for row in rows)
+        ):
             share = statistics.fmean(row["share_of_raw"] for row in rows)
             best = min(best or (share, label), (share, label))
     return best and best[1]

@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -31,9 +30,10 @@ from lightning_accept.pipeline.module import PipelinedModule
 from lightning_accept.pipeline.optimizers import foreign_classes, hyper_parameters
 from lightning_accept.pipeline.suspended import SuspendedStep
 from lightning_accept.pipeline.transport import WorkerHandle
-from lightning_accept.refusals import check_optimizers, check_trainer, refuse_clipping
+from lightning_accept.refusals import check_optimizers, check_trainer
 from lightning_accept.remote.client import HttpWorker
 from lightning_accept.remote.local import LocalWorkers
+from lightning_accept.stand_ins import StandIns, watch_module, watch_zero_grad
 
 log = logging.getLogger("lightning_accept")
 
@@ -140,7 +140,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
         self._live: tuple[Ticket, list[Tensor]] | None = None
         self._stepping = False
         self._drain_after = False
-        self._restore_hooks: list[Callable[[], None]] = []
+        self._stand_ins = StandIns()
 
     @classmethod
     @override
@@ -187,7 +187,10 @@ class AccEPTStrategy(SingleDeviceStrategy):
             module, name, self._pipeline, self._schedule, self._partition, lambda: self.optimizers
         )
         self._pipelined.install()
-        self._install_hooks(self.lightning_module)
+        watch_module(self._stand_ins, self.lightning_module)
+        if self._synchronous:
+            faces = [list(pair) for pair in zip(self.optimizers, self._lightning_optimizers, strict=True)]
+            watch_zero_grad(self._stand_ins, [self.lightning_module, module], faces, self._pipeline.zero_gradients)
         if trainer.state.fn == TrainerFn.FITTING:
             self._horizon = TrainingHorizon(trainer, self._sync_warmup_steps)
 
@@ -247,56 +250,6 @@ class AccEPTStrategy(SingleDeviceStrategy):
         batch = self.lightning_module._on_before_batch_transfer(batch, dataloader_idx=dataloader_idx)
         handle.batch = super().batch_to_device(batch, None, dataloader_idx)
         handle.raw = None
-
-    def _install_hooks(self, lightning_module: LightningModule) -> None:
-        """Stand in for methods of the user's objects until the pipeline is closed."""
-        before_transfer, user_log = lightning_module._on_before_batch_transfer, lightning_module.log
-
-        def on_before_batch_transfer(batch: Any, dataloader_idx: int = 0) -> Any:
-            if isinstance(batch, Handle):
-                return batch  # its hooks run in _open, once
-            # Several dataloaders at once: the batch is a collection of handles, and nothing is begun ahead.
-            return before_transfer(apply_to_collection(batch, Handle, _unwrap), dataloader_idx)
-
-        def deferring_log(*args: Any, **kwargs: Any) -> None:
-            step = SuspendedStep.current()
-            if step is not None and step.early:
-                step.deferred.append(lambda: user_log(*args, **kwargs))  # to be logged with its own batch
-            else:
-                user_log(*args, **kwargs)
-
-        self._stand_in(lightning_module, "_on_before_batch_transfer", on_before_batch_transfer)
-
-        def clip_gradients(optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None) -> None:
-            if gradient_clip_val:
-                refuse_clipping("clip_gradients(...)")  # it would clip what the central node holds only
-
-        self._stand_in(lightning_module, "log", deferring_log)
-        self._stand_in(lightning_module, "clip_gradients", clip_gradients)
-        if self._synchronous:
-            assert self._pipelined is not None
-            for module in dict.fromkeys([lightning_module, self._pipelined.module]):
-                self._stand_in(module, "zero_grad", self._zero_grad(range(len(self.optimizers)), module.zero_grad))
-            for index, (raw, wrapped) in enumerate(zip(self.optimizers, self._lightning_optimizers, strict=True)):
-                for optimizer in (raw, wrapped):
-                    self._stand_in(optimizer, "zero_grad", self._zero_grad([index], optimizer.zero_grad))
-
-    def _zero_grad(self, indices: Sequence[int], original: Callable[..., None]) -> Callable[..., None]:
-        def zero_grad(*args: Any, **kwargs: Any) -> None:
-            original(*args, **kwargs)
-            if self._pipeline is not None:
-                for index in indices:
-                    self._pipeline.zero_gradients(index)
-
-        return zero_grad
-
-    def _stand_in(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
-        own = vars(owner).get(name)
-        setattr(owner, name, function)
-        if own is None:
-            self._restore_hooks.append(lambda: vars(owner).pop(name, None))
-        else:
-            self._restore_hooks.append(lambda: setattr(owner, name, own))
 
     # ----- training
 
@@ -601,7 +554,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
         before = torch.get_num_threads()
         if before > threads:
             torch.set_num_threads(threads)
-            self._restore_hooks.append(lambda: torch.set_num_threads(before))
+            self._stand_ins.undo_with(lambda: torch.set_num_threads(before))
 
     def _abandon_steps(self) -> None:
         feeds, self._feeds = self._feeds, {}
@@ -622,9 +575,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
 
     def _close_pipeline(self) -> None:
         self._abandon_steps()
-        for restore in reversed(self._restore_hooks):
-            restore()
-        self._restore_hooks.clear()
+        self._stand_ins.give_back()
         if self._pipelined is not None:
             self._pipelined.uninstall()
         if self._pipeline is not None:
@@ -633,12 +584,6 @@ class AccEPTStrategy(SingleDeviceStrategy):
             self._local.stop()
         self._pipelined = self._pipeline = self._local = None
         self._horizon = None
-
-
-def _unwrap(handle: Handle) -> Any:
-    if handle.feed is not None:
-        handle.feed.take(handle)
-    return handle.raw
 
 
 def _holder() -> str:
