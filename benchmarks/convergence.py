@@ -204,7 +204,6 @@ TASKS = {
         ("features.4", "features.11"),
         epochs=4,
         rate=0.02,
-        seeds=1,
         batch=32,
         sync_epochs=2,
     ),
