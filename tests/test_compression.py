@@ -387,7 +387,7 @@ def used(strategy: AccEPTStrategy) -> dict[str, tuple[str, dict[str, Any]]]:
 
 def test_the_default_pair_is_the_one_that_the_convergence_benchmark_supports() -> None:
     default = used(AccEPTStrategy())
-    chosen = AccEPTStrategy(forward_codec=MultiBit(4, "free"), backward_codec=StochasticUniform(4, block=128))
+    chosen = AccEPTStrategy(forward_codec=MultiBit(4, "signed"), backward_codec=StochasticUniform(8))
     assert default == used(chosen)
 
 
