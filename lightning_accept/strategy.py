@@ -451,13 +451,9 @@ class AccEPTStrategy(SingleDeviceStrategy):
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
+        # Gathers optimizer states too: Lightning asks for those only after the module's state.
         self._gather()
         return super().lightning_module_state_dict()
-
-    @override
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
-        # Lightning asks for the module's state first, which gathers optimizer states too.
-        return super().optimizer_state(optimizer)
 
     @property
     def partition(self) -> list[list[str]]:

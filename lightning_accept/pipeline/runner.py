@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_accept.codecs import CodecError, codec_from_config, decode
+from lightning_accept.codecs import Codec, CodecError, codec_from_config, decode
 from lightning_accept.graph import StageModule, StageProgram
 from lightning_accept.pipeline import optimizers as optim
 from lightning_accept.pipeline.messages import (
@@ -95,8 +95,12 @@ class StageRunner:
         self._closed = False
         self._figures = {"forward_seconds": 0.0, "backward_seconds": 0.0, "waiting_seconds": 0.0, "jobs": 0}
         self._forward_seconds: dict[int, float] = {}
-        self._up = self._make_sender(upstream, "up")
-        self._down = self._make_sender(downstream, "down")
+        codecs = {name: codec_from_config(config) for name, config in spec["codecs"].items()}
+        for codec in codecs.values():
+            codec.prepare()
+        stage, after = deployment.stage, (deployment.stage + 1) % deployment.stages
+        self._up = self._make_sender(stage - 1, upstream, codecs["backward"], codecs["evaluate"])
+        self._down = self._make_sender(after, downstream, codecs["forward"], codecs["evaluate"])
         self._thread = threading.Thread(target=self._work, name=f"stage {deployment.stage}", daemon=True)
 
     # ----- what the daemon calls
@@ -319,18 +323,13 @@ class StageRunner:
         for _, future in commands:
             future.set_exception(StageFault(fault))
 
-    def _make_sender(self, channel: Channel, direction: str) -> Sender:
+    def _make_sender(self, neighbour: int, channel: Channel, codec: Codec, eval_codec: Codec) -> Sender:
         deployment = self._deployment
-        codecs = {name: codec_from_config(config) for name, config in deployment.spec["codecs"].items()}
-        for codec in codecs.values():
-            codec.prepare()
-        mine = deployment.stage
-        other = mine - 1 if direction == "up" else (mine + 1) % deployment.stages
         return Sender(
-            f"link from stage {mine} to stage {other}",
+            f"link from stage {deployment.stage} to stage {neighbour}",
             channel,
-            codecs["backward" if direction == "up" else "forward"],
-            codecs["evaluate"],
+            codec,
+            eval_codec,
             run=deployment.run,
             term=deployment.term,
             on_error=self._fail,
