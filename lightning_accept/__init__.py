@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_accept.version import __version__
 
 if TYPE_CHECKING:
-    from lightning_accept.callbacks import BitWidthScheduler
+    from lightning_accept.callbacks import BitWidthScheduler, PredictorFeedback, Repartition
     from lightning_accept.codecs import Bf16, Fp16, MultiBit, Raw, StochasticUniform
     from lightning_accept.strategy import AccEPTStrategy
 
@@ -19,7 +19,9 @@ _EXPORTS = {
     "BitWidthScheduler": "lightning_accept.callbacks",
     "Fp16": "lightning_accept.codecs",
     "MultiBit": "lightning_accept.codecs",
+    "PredictorFeedback": "lightning_accept.callbacks",
     "Raw": "lightning_accept.codecs",
+    "Repartition": "lightning_accept.callbacks",
     "StochasticUniform": "lightning_accept.codecs",
 }
 
@@ -29,7 +31,9 @@ __all__ = [
     "BitWidthScheduler",
     "Fp16",
     "MultiBit",
+    "PredictorFeedback",
     "Raw",
+    "Repartition",
     "StochasticUniform",
     "__version__",
 ]

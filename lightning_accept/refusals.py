@@ -28,8 +28,6 @@ def check_trainer(trainer: Trainer, in_flight: int | None) -> None:
     Raises:
         MisconfigurationException: Naming the argument and the way out.
     """
-    if trainer.gradient_clip_val:
-        refuse_clipping("Trainer(gradient_clip_val=...)")
     # Trainer.num_devices is 1 for every strategy of a single device.
     devices = len(getattr(trainer.strategy, "parallel_devices", None) or [trainer.strategy.root_device])
     if devices > 1 or trainer.num_nodes > 1:
@@ -48,6 +46,11 @@ def check_trainer(trainer: Trainer, in_flight: int | None) -> None:
                 f"{type(callback).__name__} averages the weights on the central node, where those of later stages are"
                 " not up to date while training; remove it"
             )
+        if isinstance(callback, callbacks.ModelPruning):
+            raise MisconfigurationException(
+                "ModelPruning changes the weights on the central node, where those of later stages are not in use while"
+                " training; remove it, and prune between two fits with torch.nn.utils.prune"
+            )
     module = trainer.lightning_module
     if in_flight not in (None, 1):
         if not module.automatic_optimization:
@@ -58,17 +61,6 @@ def check_trainer(trainer: Trainer, in_flight: int | None) -> None:
             raise MisconfigurationException(
                 f"training_step(dataloader_iter) needs AccEPTStrategy(in_flight=1), not in_flight={in_flight}"
             )
-
-
-def refuse_clipping(what: str) -> None:
-    """Refuse ``what`` asks for gradient clipping: no device knows the norm of all gradients.
-
-    Raises:
-        MisconfigurationException: Always.
-    """
-    raise MisconfigurationException(
-        f"AccEPTStrategy does not clip gradients yet; remove {what} and lower the learning rate or warm it up instead"
-    )
 
 
 def check_optimizers(optimizers: Sequence[Optimizer]) -> None:

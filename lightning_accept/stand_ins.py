@@ -11,7 +11,6 @@ from torch import nn
 
 from lightning_accept.pipeline.lookahead import Handle
 from lightning_accept.pipeline.suspended import SuspendedStep
-from lightning_accept.refusals import refuse_clipping
 
 
 class StandIns:
@@ -56,13 +55,8 @@ def watch_module(stand_ins: StandIns, module: LightningModule) -> None:
         else:
             user_log(*args, **kwargs)
 
-    def clip_gradients(optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None) -> None:
-        if gradient_clip_val:
-            refuse_clipping("clip_gradients(...)")  # it would clip what the central node holds only
-
     stand_ins.put(module, "_on_before_batch_transfer", on_before_batch_transfer)
     stand_ins.put(module, "log", deferring_log)
-    stand_ins.put(module, "clip_gradients", clip_gradients)
 
 
 def watch_zero_grad(

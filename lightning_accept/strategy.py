@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,27 +20,34 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_accept.choose import choose_module
-from lightning_accept.codecs import Codec, MultiBit, StochasticUniform, make_codec
+from lightning_accept.clipping import watch_clipping
+from lightning_accept.codecs import Codec, make_codec
+from lightning_accept.codecs.defaults import default_backward, default_forward
 from lightning_accept.horizon import TrainingHorizon
+from lightning_accept.latency.base import LatencyModel
+from lightning_accept.latency.choose import latency_factory
+from lightning_accept.latency.profile import run_profile
+from lightning_accept.partition.forecast import Forecast
+from lightning_accept.partition.plan import Plan
 from lightning_accept.partition.schedule import Schedule, default_schedule
-from lightning_accept.pipeline.central import CentralPipeline, Ticket
+from lightning_accept.pipeline.batch_clock import BatchClock
+from lightning_accept.pipeline.central import CentralPipeline, Ticket, Update
 from lightning_accept.pipeline.deploy import Settings
+from lightning_accept.pipeline.foresight import Foresight, Wishes
 from lightning_accept.pipeline.lookahead import Feed, Handle, LookAheadLoader, begin_ahead
 from lightning_accept.pipeline.messages import PipelineError
 from lightning_accept.pipeline.module import PipelinedModule
+from lightning_accept.pipeline.moves import MoveReport
 from lightning_accept.pipeline.optimizers import foreign_classes, hyper_parameters
 from lightning_accept.pipeline.suspended import SuspendedStep
 from lightning_accept.pipeline.transport import WorkerHandle
 from lightning_accept.refusals import check_optimizers, check_trainer
 from lightning_accept.remote.client import HttpWorker
+from lightning_accept.remote.facts import facts
 from lightning_accept.remote.local import LocalWorkers
 from lightning_accept.stand_ins import StandIns, watch_module, watch_zero_grad
 
 log = logging.getLogger("lightning_accept")
-
-# The fewest bytes at which benchmarks/convergence.py found no more than half a point lost on any of its data.
-_FORWARD_CODEC = MultiBit(4, levels="signed")
-_BACKWARD_CODEC = StochasticUniform(8)
 
 
 class AccEPTStrategy(SingleDeviceStrategy):
@@ -55,10 +63,18 @@ class AccEPTStrategy(SingleDeviceStrategy):
             else its only child with parameters.
         in_flight: Batches begun and not fully backwarded. 1 is the synchronous mode, equal to training on one device;
             more keep all stages busy at the price of weights that are up to ``in_flight - 1`` updates old. ``auto``
-            takes the number of workers plus 2, or 1 for manual optimization.
+            takes the fewest, from 2 on, with which the simulated pipeline is within 3 % of its best speed; where
+            devices are not measured, the number of workers plus 2; for manual optimization, 1.
         micro_batches: Parts into which every batch is split inside the pipeline. BatchNorm then sees each part alone.
-        partition: ``auto`` for stages of equal work by FLOPs, or the first layer of every worker's stage, by index or
-            name.
+            ``auto`` chooses as for ``in_flight`` if devices are measured and the model has no BatchNorm, else 1.
+        partition: ``auto`` for the best one by what is known of the devices (see ``latency``), or the first layer of
+            every worker's stage, by index or name.
+        latency: How the devices' times are known. ``flops``: not at all, every stage gets equal work. ``measured``:
+            every layer is measured on every device, and every link, before the first batch. ``capacity``: the same on
+            the central node, and one ratio for each worker (FTPipeHD). The path of a file that ``lightning-accept
+            pretrain`` wrote: few sub-models are measured, the rest is predicted (AccEPT). ``auto`` is ``measured`` for
+            workers given by URL and ``flops`` for workers started on this machine.
+        leave_out: Whether workers may be left without a stage if the pipeline is faster so.
         forward_codec: Codec for activations: a name or an instance. ``auto`` is ``MultiBit(4, levels="signed")``, the
             choice of ``benchmarks/convergence.py``; ``raw`` changes nothing.
         backward_codec: Codec for gradients, likewise; ``auto`` is ``StochasticUniform(8)``.
@@ -82,8 +98,10 @@ class AccEPTStrategy(SingleDeviceStrategy):
         workers: int | Sequence[str | WorkerHandle] = 2,
         module: str | None = None,
         in_flight: int | str = "auto",
-        micro_batches: int = 1,
+        micro_batches: int | str = 1,
         partition: str | Sequence[int | str] = "auto",
+        latency: str | LatencyModel = "auto",
+        leave_out: bool = False,
         forward_codec: str | Codec = "auto",
         backward_codec: str | Codec = "auto",
         eval_codec: str | Codec = "raw",
@@ -108,8 +126,8 @@ class AccEPTStrategy(SingleDeviceStrategy):
             raise ValueError(f"workers={workers!r}: at least one worker is needed")
         if not (in_flight == "auto" or (isinstance(in_flight, int) and in_flight >= 1)):
             raise ValueError(f"in_flight={in_flight!r}: give 'auto' or a number from 1")
-        if micro_batches < 1:
-            raise ValueError(f"micro_batches={micro_batches}: give a number from 1")
+        if not (micro_batches == "auto" or (isinstance(micro_batches, int) and micro_batches >= 1)):
+            raise ValueError(f"micro_batches={micro_batches!r}: give 'auto' or a number from 1")
         if isinstance(partition, str) and partition != "auto":
             raise ValueError(f"partition={partition!r}: give 'auto' or the first layer of every worker's stage")
         self._worker_places = workers
@@ -117,9 +135,11 @@ class AccEPTStrategy(SingleDeviceStrategy):
         self._in_flight = in_flight
         self._micro_batches = micro_batches
         self._partition = partition
+        self._latency = latency_factory(_default_latency(workers) if latency == "auto" else latency)
+        self._leave_out = leave_out
         self._codecs = {
-            "forward_codec": make_codec(_FORWARD_CODEC if forward_codec == "auto" else forward_codec),
-            "backward_codec": make_codec(_BACKWARD_CODEC if backward_codec == "auto" else backward_codec),
+            "forward_codec": default_forward() if forward_codec == "auto" else make_codec(forward_codec),
+            "backward_codec": default_backward() if backward_codec == "auto" else make_codec(backward_codec),
             "eval_codec": make_codec(eval_codec),
         }
         self._weight_prediction = weight_prediction
@@ -133,11 +153,13 @@ class AccEPTStrategy(SingleDeviceStrategy):
         self._pipelined: PipelinedModule | None = None
         self._pipeline: CentralPipeline | None = None
         self._schedule: Schedule | None = None
+        self._clock: BatchClock | None = None
         self._horizon: TrainingHorizon | None = None
         self._feeds: dict[str, Feed] = {}
         self._in_hand: Handle | None = None
         self._at_work: Handle | None = None
         self._live: tuple[Ticket, list[Tensor]] | None = None
+        self._sending: Callable[[Update | None], None] | None = None
         self._stepping = False
         self._drain_after = False
         self._stand_ins = StandIns()
@@ -179,15 +201,28 @@ class AccEPTStrategy(SingleDeviceStrategy):
                 timeout=self._timeout,
                 batch_timeout=self._batch_timeout,
             )
-            self._pipeline.connect(_holder())
+            facts_of_workers = self._pipeline.connect(_holder())
         except BaseException:
             self._close_pipeline()
             raise
+        foresight = None
+        # Outside fit there is nothing to gain: partition and depth matter over many batches.
+        if self._latency is not None and trainer.state.fn == TrainerFn.FITTING:
+            own = facts(self.root_device, torch.get_num_threads())
+            foresight = Foresight(
+                self._latency,
+                Wishes(_chosen(self._in_flight, self._schedule), _number(self._micro_batches), self._leave_out),
+                [own, *facts_of_workers],
+                crowded=self._local is not None,
+                profiler=run_profile,
+            )
         self._pipelined = PipelinedModule(
-            module, name, self._pipeline, self._schedule, self._partition, lambda: self.optimizers
+            module, name, self._pipeline, self._schedule, self._partition, lambda: self.optimizers, foresight
         )
+        self._clock = BatchClock(self._pipeline)
         self._pipelined.install()
         watch_module(self._stand_ins, self.lightning_module)
+        watch_clipping(self._stand_ins, self.precision_plugin, self._pipeline.clipping, self._index)
         if self._synchronous:
             faces = [list(pair) for pair in zip(self.optimizers, self._lightning_optimizers, strict=True)]
             watch_zero_grad(self._stand_ins, [self.lightning_module, module], faces, self._pipeline.zero_gradients)
@@ -257,6 +292,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         assert self._pipeline is not None and self._pipelined is not None
         self._pipeline.epoch = self._trainer.current_epoch
+        self._note_batch()
         if self._synchronous:
             self._pipeline.abandon()  # forwards of earlier steps that were never backwarded
             calls = self._pipelined.calls
@@ -281,8 +317,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
         self._live = (handle.ticket, leaves)
         result = handle.step.resume(output)
         if result is None or (isinstance(result, Mapping) and result.get("loss") is None):
-            self._pipeline.skip(handle.ticket, self._update())
-            self._complete_lagging()
+            self._leave_hand(partial(self._pipeline.skip, handle.ticket))
         return result
 
     @override
@@ -291,8 +326,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
         if not self._synchronous:
             assert self._pipeline is not None and self._live is not None
             ticket, leaves = self._live
-            self._pipeline.backward(ticket, [leaf.grad for leaf in leaves], self._update())
-            self._complete_lagging()
+            self._leave_hand(partial(self._pipeline.backward, ticket, [leaf.grad for leaf in leaves]))
         return loss
 
     @override
@@ -309,17 +343,19 @@ class AccEPTStrategy(SingleDeviceStrategy):
             if self._pipeline.deployed:  # not if the step never called the pipelined module
                 self._pipeline.step([[self._index(optimizer), hyper_parameters(optimizer)]])
             return result
-        self._stepping, self._live = True, None
+        self._stepping, self._sending = True, None
         try:
             result = super().optimizer_step(optimizer, closure, model, **kwargs)
         finally:
             self._stepping = False
-        if self._live is None:
+        send, self._sending, self._live = self._sending, None, None
+        if send is None:
             raise PipelineError(
                 "optimizer.step() was called without the closure that LightningModule.optimizer_step is given; pass"
                 " optimizer_closure to it, or set AccEPTStrategy(in_flight=1)"
             )
-        self._live = None
+        send([[0, hyper_parameters(self.optimizers[0])]])
+        self._complete_lagging()
         return result
 
     def _begin(self, hook: str, handle: Handle, args: tuple[Any, ...], ahead: int) -> bool:
@@ -366,9 +402,16 @@ class AccEPTStrategy(SingleDeviceStrategy):
         self._at_work = handle
         return handle
 
-    def _update(self) -> list[list[Any]] | None:
-        """The optimizer steps that end the batch in hand: one, if Lightning is just taking it."""
-        return [[0, hyper_parameters(self.optimizers[0])]] if self._stepping else None
+    def _leave_hand(self, send: Callable[[Update | None], None]) -> None:
+        """Send the gradient of the batch in hand.
+
+        If it ends with an optimizer step, only once that is taken here: hooks may clip gradients and set options first.
+        """
+        if self._stepping:
+            self._sending = send
+            return
+        send(None)
+        self._complete_lagging()
 
     def _complete_lagging(self) -> None:
         """Finish on stage 0 what has fallen behind by more than the schedule allows."""
@@ -461,6 +504,48 @@ class AccEPTStrategy(SingleDeviceStrategy):
         return self._pipelined.partition if self._pipelined is not None else []
 
     @property
+    def foresight(self) -> Foresight | None:
+        """What is known of devices and links; None outside fit and with ``latency="flops"``."""
+        return self._pipelined.foresight if self._pipelined is not None else None
+
+    @property
+    def plan(self) -> Plan | None:
+        """The planner's last answer that was put in place; None before the first batch, and where nothing is measured.
+
+        Seconds and bytes are those of one batch.
+        """
+        foresight = self.foresight
+        return foresight.forecast.plan if foresight is not None and foresight.forecast is not None else None
+
+    @property
+    def schedule(self) -> Schedule:
+        """Batches in flight, windows and micro-batches in force."""
+        return self._schedule_in_force
+
+    def remeasure(self, stages: Sequence[int]) -> None:
+        """Measure the devices of these stages again, as soon as the pipeline is drained for it.
+
+        Args:
+            stages: Numbers of stages, 0 for the central node's.
+        """
+        pipelined, foresight = self._pipelined, self.foresight
+        if pipelined is None or foresight is None:
+            raise PipelineError("devices can be measured in fit only, and not with latency='flops'")
+        pipelined.when_drained(lambda: foresight.remeasure(stages))
+
+    def repartition(self, forecast: Forecast, done: Callable[[MoveReport], None] = lambda report: None) -> None:
+        """Go over to another partition and schedule, as soon as the pipeline is drained for it.
+
+        Args:
+            forecast: What :meth:`Foresight.plan` returned.
+            done: Called with what was moved.
+        """
+        pipelined = self._pipelined
+        if pipelined is None or self.foresight is None:
+            raise PipelineError("layers can be moved in fit only, and not with latency='flops'")
+        pipelined.when_drained(lambda: done(pipelined.move(forecast)))
+
+    @property
     def bits(self) -> dict[str, int]:
         """Bit widths in force for new batches, ``forward`` and ``backward``; empty where the codecs' own hold."""
         return self._pipeline.bits if self._pipeline is not None else {}
@@ -511,8 +596,17 @@ class AccEPTStrategy(SingleDeviceStrategy):
 
     @property
     def _schedule_in_force(self) -> Schedule:
+        if self._pipelined is not None:
+            return self._pipelined.schedule
         assert self._schedule is not None
         return self._schedule
+
+    def _note_batch(self) -> None:
+        """Tell foresight what came back since the last step began."""
+        assert self._pipeline is not None and self._clock is not None
+        rest = self._clock.lap()
+        if self.foresight is not None and rest is not None:
+            self.foresight.note(self._pipeline.reports, rest)
 
     @property
     def _synchronous(self) -> bool:
@@ -543,7 +637,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
         if in_flight is None and not self.lightning_module.automatic_optimization:
             log.info("manual optimization: one batch in flight")
             in_flight = 1
-        return default_schedule(workers, in_flight, self._micro_batches)
+        return default_schedule(workers, in_flight, _number(self._micro_batches) or 1)
 
     def _share_cores(self, threads: int) -> None:
         """While workers run on this machine, leave them the cores that they count on."""
@@ -578,8 +672,24 @@ class AccEPTStrategy(SingleDeviceStrategy):
             self._pipeline.close()
         if self._local is not None:
             self._local.stop()
-        self._pipelined = self._pipeline = self._local = None
+        self._pipelined = self._pipeline = self._local = self._clock = None
         self._horizon = None
+
+
+def _default_latency(workers: int | Sequence[str | WorkerHandle]) -> str:
+    """Workers started here are all alike, so that equal work is the best guess, and it is the same in every run."""
+    real = not isinstance(workers, int) and all(isinstance(worker, str) for worker in workers)
+    return "measured" if real else "flops"
+
+
+def _number(value: int | str) -> int | None:
+    """A number, or None for ``auto``."""
+    return None if isinstance(value, str) else value
+
+
+def _chosen(in_flight: int | str, schedule: Schedule) -> int | None:
+    """The depth that is not to be chosen any more."""
+    return 1 if schedule.synchronous else _number(in_flight)
 
 
 def _holder() -> str:

@@ -1,12 +1,21 @@
-"""What holds for all tests: one thread, one seed, no proxies, a scratch folder, and no process left behind."""
+"""What holds for all tests: one thread, one seed, no proxies, a scratch folder, and no process left behind.
+
+Also small data sets in the real ones' formats.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
+import pickle
 import select
+import struct
 import time
 import uuid
+import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 # Before torch is imported, and for the processes that tests start.
@@ -15,6 +24,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
 for _name in [name for name in os.environ if name.lower().endswith("_proxy")]:
     del os.environ[_name]
 
+import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
@@ -78,3 +88,91 @@ def _still_running(processes: dict[int, str], deadline: float) -> dict[int, str]
         if not ended:
             left[pid] = line
     return left
+
+
+# ----- data
+
+
+@dataclass(frozen=True)
+class DataFiles:
+    """A folder with MNIST (200 and 40 images), CIFAR-10 (200 and 40) and UCI-HAR (240 windows and 48).
+
+    Attributes:
+        folder: The folder.
+        har_sha256: Digest of the archive of UCI-HAR in it.
+        cifar_md5: Digests of the files of CIFAR-10 in it.
+    """
+
+    folder: Path
+    har_sha256: str
+    cifar_md5: dict[str, str]
+
+
+@pytest.fixture(scope="session")
+def written_data_files(tmp_path_factory: pytest.TempPathFactory) -> DataFiles:
+    folder = tmp_path_factory.mktemp("data")
+    _write_mnist(folder / "MNIST" / "raw")
+    cifar = _write_cifar10(folder / "cifar-10-batches-py")
+    har = folder / "human+activity+recognition+using+smartphones.zip"
+    _write_har(har)
+    return DataFiles(folder, hashlib.sha256(har.read_bytes()).hexdigest(), cifar)
+
+
+@pytest.fixture
+def data_files(written_data_files: DataFiles, monkeypatch: pytest.MonkeyPatch) -> DataFiles:
+    """The files, and torchvision expecting these digests of CIFAR-10's."""
+    from torchvision.datasets import CIFAR10
+
+    digests = written_data_files.cifar_md5
+    for name in ("train_list", "test_list"):
+        monkeypatch.setattr(CIFAR10, name, [[file, digests[file]] for file, _ in getattr(CIFAR10, name)])
+    monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": digests["batches.meta"]})
+    return written_data_files
+
+
+def _write_mnist(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for seed, (name, count) in enumerate((("train", 200), ("t10k", 40))):
+        pixels = np.random.default_rng(seed).integers(256, size=(count, 28, 28), dtype=np.uint8)
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        images = struct.pack(">4i", 0x803, count, 28, 28) + pixels.tobytes()
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(images)
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 0x801, count) + labels.tobytes())
+
+
+def _write_cifar10(folder: Path) -> dict[str, str]:
+    folder.mkdir()
+    contents: dict[str, object] = {"batches.meta": {"label_names": [f"thing {n}" for n in range(10)]}}
+    for seed, name in enumerate([*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]):
+        pixels = np.random.default_rng(seed).integers(256, size=(40, 3 * 32 * 32), dtype=np.uint8)
+        contents[name] = {"data": pixels, "labels": [n % 10 for n in range(40)]}
+    for name, content in contents.items():
+        (folder / name).write_bytes(pickle.dumps(content))
+    return {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in contents}
+
+
+def _write_har(path: Path) -> None:
+    """Five subjects to learn from and two to test with, who do everything in turn; numbers written as in the original.
+
+    The first sample of a window tells its channel and its row.
+    """
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w", zipfile.ZIP_DEFLATED) as archive:
+        for part, subjects, count in (("train", (1, 3, 5, 6, 30), 240), ("test", (2, 4), 48)):
+            rows = np.arange(count)
+            columns = {"y": 1 + rows % 6, "subject": np.array(subjects)[rows * len(subjects) // count]}
+            for name, column in columns.items():
+                archive.writestr(f"UCI HAR Dataset/{part}/{name}_{part}.txt", "".join(f"{n}\n" for n in column))
+            for channel, sensor in enumerate(("body_acc", "body_gyro", "total_acc")):
+                for axis, letter in enumerate("xyz"):
+                    signal = np.random.default_rng(channel).normal(size=(count, 128))
+                    signal[:, 0] = rows + (3 * channel + axis) / 10
+                    name = f"{sensor}_{letter}_{part}.txt"
+                    lines = ("".join(f" {value: .7e}" for value in row) for row in signal)
+                    text = "\n".join(lines).replace("e-", "e-0").replace("e+", "e+0") + "\n"
+                    archive.writestr(f"UCI HAR Dataset/{part}/Inertial Signals/{name}", text)
+                    # What a Mac left there.
+                    archive.writestr(f"__MACOSX/UCI HAR Dataset/{part}/Inertial Signals/._{name}", b"\0\1")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("UCI HAR Dataset.zip", inner.getvalue())
+        archive.writestr("UCI HAR Dataset.names", "Human Activity Recognition Using Smartphones Data Set\n")

@@ -1,5 +1,7 @@
 """Lightning callbacks that steer the pipeline while it trains."""
 
 from lightning_accept.callbacks.bit_width import BitWidthScheduler
+from lightning_accept.callbacks.feedback import PredictorFeedback
+from lightning_accept.callbacks.repartition import Repartition
 
-__all__ = ["BitWidthScheduler"]
+__all__ = ["BitWidthScheduler", "PredictorFeedback", "Repartition"]

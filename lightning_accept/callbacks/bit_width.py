@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import MultiStepLR, ReduceLROnPlateau, StepLR
 from typing_extensions import override
 
+from lightning_accept.callbacks.needs import accept_strategy
 from lightning_accept.strategy import AccEPTStrategy
 
 log = logging.getLogger("lightning_accept")
@@ -70,11 +71,9 @@ class BitWidthScheduler(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        strategy = trainer.strategy
-        if not isinstance(strategy, AccEPTStrategy):
-            log.warning("BitWidthScheduler does nothing: it needs AccEPTStrategy, not %s", type(strategy).__name__)
+        self._strategy = strategy = accept_strategy(trainer, "BitWidthScheduler")
+        if strategy is None:
             return
-        self._strategy = strategy
         # From the last width to the one in force: one that a codec refuses is refused now, not hours later.
         for steps in range(self._last_step, self.steps, -1):
             strategy.set_bits(**self._widths(steps))

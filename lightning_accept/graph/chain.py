@@ -10,6 +10,7 @@ from torch import Tensor
 from lightning_accept.graph.flops import count_flops
 from lightning_accept.graph.flow import Flow
 from lightning_accept.graph.layers import Boundary, Grouping, group, is_sliceable
+from lightning_accept.graph.memory import activation_bytes
 from lightning_accept.graph.program import (
     BufferInfo,
     CutValue,
@@ -31,12 +32,16 @@ class Layer:
         parameters: Canonical names of the parameters it uses.
         buffers: Canonical names of the buffers it uses.
         flops: Forward FLOPs of one batch as traced, in train mode.
+        weight_bytes: Bytes of its parameters; one that several layers share counts in each.
+        activation_bytes: Bytes that it keeps for the backward of one batch as traced, an upper estimate.
     """
 
     name: str
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
     flops: int
+    weight_bytes: int = 0
+    activation_bytes: int = 0
 
 
 class Chain:
@@ -49,11 +54,22 @@ class Chain:
         self._cuts: dict[bool, list[list[str]]] = {}
         self._lay_out(grouping)
         edges = self._edges[True]
+        kept = activation_bytes(flows[True])
         self.layers: list[Layer] = []
         for index, name in enumerate(grouping.names):
             program = self.program(index, index + 1)
-            total = sum(flops[edges[index] : edges[index + 1]])
-            self.layers.append(Layer(name, tuple(program.parameters), tuple(program.buffers), total))
+            span = slice(edges[index], edges[index + 1])
+            weights = sum(info.nbytes for info in program.parameters.values())
+            self.layers.append(
+                Layer(
+                    name,
+                    tuple(program.parameters),
+                    tuple(program.buffers),
+                    sum(flops[span]),
+                    weights,
+                    sum(kept[span]),
+                )
+            )
 
     @classmethod
     def from_trace(cls, trace: Trace) -> Chain:
@@ -95,6 +111,20 @@ class Chain:
             edges, cuts = self._edges[training], self._cuts[training]
             modes[training] = cut_out(flow, edges[first], edges[last], cuts[first], cuts[last])
         return self._assemble([layer.name for layer in self.layers[first:last]], modes)
+
+    @property
+    def batch(self) -> int:
+        """The batch size as traced: the first dimension of the first input that has any."""
+        return next((value.shape[0] for value in self.cut(0) if value.shape), 1)
+
+    @property
+    def batch_dependent(self) -> bool:
+        """Whether a sample's result depends on the rest of its batch in train mode, as with BatchNorm."""
+        flow = self._flows[True]
+        return any(
+            node.op == "aten.batch_norm.default" and bound["training"]
+            for node, bound in zip(flow.nodes, flow.bound, strict=True)
+        )
 
     def _lay_out(self, grouping: Grouping) -> None:
         """Decide what crosses each cut: from the last to the first, so that every run of layers finds what it needs."""

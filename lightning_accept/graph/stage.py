@@ -60,7 +60,7 @@ class StageModule:
                 tensor = nn.Parameter(tensor, requires_grad=info.requires_grad)
             self.parameters[name] = tensor
         self.buffers: dict[str, Tensor] = {name: _take(buffers, name, info) for name, info in program.buffers.items()}
-        self._constants = {
+        self.constants = {
             name: _take(constants, name, info).to(device) for name, info in program.constant_infos.items()
         }
         self._plans = {True: _Plan(program.train, device), False: _Plan(program.eval, device)}
@@ -89,7 +89,7 @@ class StageModule:
             ValueError: If the number of inputs is wrong, or where plain PyTorch raises it.
         """
         weights: Mapping[str, Tensor] = self.parameters if parameters is None else {**self.parameters, **parameters}
-        stored = {"parameter": weights, "buffer": self.buffers, "constant": self._constants}
+        stored = {"parameter": weights, "buffer": self.buffers, "constant": self.constants}
         return self._plans[training].run(inputs, stored)
 
 

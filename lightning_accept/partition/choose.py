@@ -36,28 +36,35 @@ class Choice:
 
 
 def choose_schedule(
-    model: PipelineModel, micro_batches: int = 1, max_in_flight: int = 8, tolerance: float = 0.03
+    model: PipelineModel,
+    micro_batches: int = 1,
+    max_in_flight: int = 8,
+    tolerance: float = 0.03,
+    min_in_flight: int = 1,
 ) -> Choice:
     """The least stale schedule whose period is within ``tolerance`` of the best.
 
     Least stale: fewest batches in flight (the staleness of stage 0 plus 1), then the least sum over the stages, then
-    the smallest windows (memory). Depths are tried from 1 until one reaches the busiest stage or link.
+    the smallest windows (memory). Depths are tried from the least on until one reaches the busiest stage or link.
 
     Args:
         model: Seconds per job of every stage and hop.
         micro_batches: Jobs per batch.
         max_in_flight: Batches in flight at most.
         tolerance: How much longer than the best period is accepted, as a fraction.
+        min_in_flight: Batches in flight at least.
 
     Raises:
-        ValueError: If ``max_in_flight`` is below 1.
+        ValueError: If ``max_in_flight`` is below 1 or ``min_in_flight``.
     """
     if max_in_flight < 1:
         raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
+    if not 1 <= min_in_flight <= max_in_flight:
+        raise ValueError(f"min_in_flight must be in 1..{max_in_flight} (max_in_flight), not {min_in_flight}")
     workers = len(model.stages) - 1
     trade = []
     fastest = float("inf")
-    for in_flight in range(1, max_in_flight + 1):
+    for in_flight in range(min_in_flight, max_in_flight + 1):
         search = _Search(model, default_schedule(workers, in_flight, micro_batches))
         best = search.fastest()
         fastest = min(fastest, best)
@@ -69,7 +76,7 @@ def choose_schedule(
 
 
 def choose_micro_batches(
-    models: Mapping[int, PipelineModel], max_in_flight: int = 8, tolerance: float = 0.03
+    models: Mapping[int, PipelineModel], max_in_flight: int = 8, tolerance: float = 0.03, min_in_flight: int = 1
 ) -> Choice:
     """Choose the number of micro-batches as well.
 
@@ -78,6 +85,7 @@ def choose_micro_batches(
             micro-batch of that size.
         max_in_flight: As for :func:`choose_schedule`.
         tolerance: As for :func:`choose_schedule`.
+        min_in_flight: As for :func:`choose_schedule`.
 
     Returns:
         The least stale choice within ``tolerance`` of the best period; its trade holds that of every number.
@@ -90,7 +98,7 @@ def choose_micro_batches(
     trade = [
         candidate
         for micro_batches, model in sorted(models.items())
-        for candidate in choose_schedule(model, micro_batches, max_in_flight, tolerance).trade
+        for candidate in choose_schedule(model, micro_batches, max_in_flight, tolerance, min_in_flight).trade
     ]
     limit = min(candidate.period for candidate in trade) * (1 + tolerance)
     able = [candidate for candidate in trade if candidate.period <= limit]

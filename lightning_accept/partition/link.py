@@ -10,6 +10,19 @@ from lightning_accept.partition.times import Floats
 
 
 @dataclass(frozen=True)
+class Speed:
+    """How fast one direction of a link is.
+
+    Attributes:
+        bandwidth: Bits per second.
+        latency: Seconds from the last bit sent to the last bit received.
+    """
+
+    bandwidth: float = float("inf")
+    latency: float = 0.0
+
+
+@dataclass(frozen=True)
 class Link:
     """The way between two neighbouring devices of the chain; each direction has its own values.
 
@@ -41,6 +54,11 @@ class Link:
             raise ValueError(
                 f"latencies must be finite and not negative, not {self.forward_latency} and {self.backward_latency} s"
             )
+
+    @classmethod
+    def between(cls, there: Speed, back: Speed, full_duplex: bool = True, acknowledged: bool = True) -> Link:
+        """The link whose forward direction is as fast as ``there``, and its backward direction as ``back``."""
+        return cls(there.bandwidth, back.bandwidth, there.latency, back.latency, full_duplex, acknowledged)
 
     def reversed(self) -> Link:
         """The same link seen from the other end."""

@@ -11,10 +11,19 @@ from lightning_accept.partition.problem import Problem
 
 @dataclass(frozen=True)
 class StageModel:
-    """Seconds of compute per job (batch or micro-batch), the optimizer's step counted with the backward."""
+    """One stage.
+
+    Attributes:
+        forward: Seconds of compute per job (batch or micro-batch).
+        backward: Seconds of compute per job, the optimizer's step counted with it.
+        uplink: Bits per second that the stage's device sends at most, to all others together.
+        downlink: Bits per second that it receives at most.
+    """
 
     forward: float
     backward: float
+    uplink: float = float("inf")
+    downlink: float = float("inf")
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,8 @@ class Hop:
         backward_latency: The same for gradients.
         full_duplex: Whether both directions work at the same time.
         acknowledged: Whether a sender waits one round trip for the answer before it sends the next message.
+        forward_bandwidth: Bits per second at which ``forward`` is meant; matters where devices' ways are shared.
+        backward_bandwidth: The same for ``backward``.
     """
 
     forward: float = 0.0
@@ -36,6 +47,8 @@ class Hop:
     backward_latency: float = 0.0
     full_duplex: bool = True
     acknowledged: bool = False
+    forward_bandwidth: float = float("inf")
+    backward_bandwidth: float = float("inf")
 
     @classmethod
     def over(cls, link: Link, forward_bytes: float, backward_bytes: float) -> Hop:
@@ -47,6 +60,8 @@ class Hop:
             link.backward_latency,
             link.full_duplex,
             link.acknowledged,
+            link.forward_bandwidth,
+            link.backward_bandwidth,
         )
 
 
@@ -83,30 +98,44 @@ class PipelineModel:
             raise ValueError("times must be finite and not negative")
 
     @classmethod
-    def of(cls, problem: Problem, devices: Sequence[int], boundaries: Sequence[int]) -> PipelineModel:
+    def of(
+        cls, problem: Problem, devices: Sequence[int], boundaries: Sequence[int], micro_batches: int = 1
+    ) -> PipelineModel:
         """The pipeline of a partition.
 
         Args:
             problem: Times and bytes of one job: for micro-batches, stated for a micro-batch.
             devices: Index of the device of every stage, as in ``Plan.devices``.
             boundaries: First layer of every stage, as in ``Plan.boundaries``.
+            micro_batches: Jobs per batch, all of whose outputs the loss needs.
         """
         stops = [*boundaries[1:], problem.layers]
-        stages = []
+        stages: list[StageModel] = []
+        loss = problem.loss_time
         for device, first, stop in zip(devices, boundaries, stops, strict=True):
-            times = problem.devices[device].times
-            stages.append(StageModel(times.forward(first, stop), times.backward(first, stop)))
+            times, handles = problem.devices[device].times, problem.devices[device].handles
+            forward, backward = times.forward(first, stop), times.backward(first, stop)
+            if len(devices) > 1:
+                forward += handles.encode_forward[stop]
+                backward += handles.decode_backward[stop]
+            if stages:
+                forward += handles.decode_forward[first]
+                backward += handles.encode_backward[first]
+            elif len(devices) > 1:
+                loss += micro_batches * (handles.decode_forward[-1] + handles.encode_backward[-1])
+            place = problem.devices[device]
+            stages.append(StageModel(forward, backward, place.uplink, place.downlink))
         hops: list[Hop] = []
         if len(devices) > 1:
             targets = [*devices[1:], devices[0]]
-            links = [problem.link(source, target) for source, target in zip(devices, targets, strict=True)]
+            links = [problem.way(source, target) for source, target in zip(devices, targets, strict=True)]
             if len(devices) == 2:
                 links[1] = links[0].reversed()
             hops = [
                 Hop.over(link, problem.forward_bytes[cut], problem.backward_bytes[cut])
                 for link, cut in zip(links, stops, strict=True)
             ]
-        return cls(tuple(stages), tuple(hops), problem.loss_time)
+        return cls(tuple(stages), tuple(hops), loss)
 
     def least_period(self, micro_batches: int = 1) -> float:
         """Seconds per batch that no schedule can beat: the busiest stage or link."""
@@ -117,7 +146,22 @@ class PipelineModel:
             hops = [_busy(down, up, self.hops[0])]
         else:
             hops = [_busy([hop.forward], [hop.backward], hop) for hop in self.hops]
-        return max(*stages, *(micro_batches * seconds for seconds in hops), 0.0)
+        shared = [seconds for stage in range(len(self.stages)) for seconds in self._network(stage)]
+        return max(*stages, *(micro_batches * seconds for seconds in (*hops, *shared)), 0.0)
+
+    def _network(self, stage: int) -> tuple[float, float]:
+        """Seconds per job for which the device of ``stage`` sends, and for which it receives."""
+        if not self.hops:
+            return 0.0, 0.0
+        ahead, behind = self.hops[stage], self.hops[stage - 1]
+        sent = _bits(ahead.forward, ahead.forward_bandwidth) + _bits(behind.backward, behind.backward_bandwidth)
+        taken = _bits(behind.forward, behind.forward_bandwidth) + _bits(ahead.backward, ahead.backward_bandwidth)
+        return sent / self.stages[stage].uplink, taken / self.stages[stage].downlink
+
+
+def _bits(seconds: float, bandwidth: float) -> float:
+    """Bits of a transmission; none count where the bandwidth has no limit."""
+    return seconds * bandwidth if bandwidth < float("inf") else 0.0
 
 
 def _busy(forward: list[float], backward: list[float], hop: Hop) -> float:

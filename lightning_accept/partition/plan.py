@@ -18,8 +18,9 @@ class StageLoad:
         name: The device's name.
         first: Its first layer.
         stop: The layer after its last.
-        seconds: Forward plus backward of one batch, on the central node with the loss.
+        seconds: Forward plus backward of one batch and what the codecs add, on the central node with the loss.
         memory: Bytes predicted for weights, versions, optimizer state and activations.
+        network: Seconds per batch for which its device sends or receives, whichever takes longer, on all links.
     """
 
     device: int
@@ -28,6 +29,7 @@ class StageLoad:
     stop: int
     seconds: float
     memory: float
+    network: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ class Plan:
         stages: From the central node to the last worker.
         links: From the first hop to the last one back to the central node. A single worker has one link that carries
             both hops; without a worker there is none.
-        period: Seconds per batch in the steady state: the slowest stage or link.
-        bottleneck: That stage or link, as ``stage 1 (pi-1)`` or ``link pi-1 -> pi-2``.
+        period: Seconds per batch in the steady state: the slowest stage, device's network or link.
+        bottleneck: Which that is, as ``stage 1 (pi-1)``, ``network of stage 1 (pi-1)`` or ``link pi-1 -> pi-2``.
         single: Name of the fastest device that holds the whole model by itself; None if none can.
         speedup: That device's time per batch over ``period``; None if no device can hold the model.
         left_out: Devices without a stage.

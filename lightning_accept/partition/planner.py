@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lightning_accept.partition.costs import BytesCosts, SecondsCosts
-from lightning_accept.partition.plan import LinkLoad, Plan, PlanError, StageLoad
+from lightning_accept.partition.plan import LeftOut, LinkLoad, Plan, PlanError, StageLoad
 from lightning_accept.partition.problem import Device, Problem
 from lightning_accept.partition.reasons import left_out, no_plan
 from lightning_accept.partition.search import cheapest, starts, suffixes
@@ -29,10 +29,37 @@ def plan_partition(problem: Problem) -> Plan:
     if not np.isfinite(period):
         raise no_plan(problem)
     chain = cheapest(problem, BytesCosts(problem, costs, period))
-    stages = _stages(problem, chain)
+    used = {device for device, _ in chain}
+    return _plan(problem, costs, chain, tuple(left_out(problem, costs, found, used, period)))
+
+
+def fixed_partition(problem: Problem, boundaries: Sequence[int]) -> Plan:
+    """What a given partition over all devices does.
+
+    Args:
+        problem: The problem.
+        boundaries: First layer of every device's stage.
+
+    Raises:
+        PlanError: If a device cannot hold or run its share.
+    """
+    chain = list(enumerate(boundaries))
+    plan = _plan(problem, SecondsCosts(problem), chain, ())
+    for stage in plan.stages:
+        if not np.isfinite(stage.seconds) or stage.memory > problem.devices[stage.device].memory:
+            raise PlanError(
+                f"{stage.name} cannot hold or run layers {stage.first} to {stage.stop - 1}, as the partition asks for;"
+                " give it fewer layers, or use fewer batches in flight or a smaller batch"
+            )
+    return plan
+
+
+def _plan(problem: Problem, costs: SecondsCosts, chain: list[tuple[int, int]], out: tuple[LeftOut, ...]) -> Plan:
+    """The chain with what it does."""
+    stages = _stages(problem, costs, chain)
     links = _links(problem, costs, chain)
     single, alone = _single(problem)
-    used = {device for device, _ in chain}
+    period = max([max(stage.seconds, stage.network) for stage in stages] + [link.seconds for link in links])
     return Plan(
         stages=stages,
         links=links,
@@ -40,7 +67,7 @@ def plan_partition(problem: Problem) -> Plan:
         bottleneck=_bottleneck(stages, links),
         single=single,
         speedup=None if single is None or period == 0 else alone / period,
-        left_out=tuple(left_out(problem, costs, found, used, period)),
+        left_out=out,
     )
 
 
@@ -68,14 +95,18 @@ def balanced(flops: Sequence[float], stages: int) -> list[int]:
     return list(plan_partition(problem).boundaries)
 
 
-def _stages(problem: Problem, chain: list[tuple[int, int]]) -> tuple[StageLoad, ...]:
+def _stages(problem: Problem, costs: SecondsCosts, chain: list[tuple[int, int]]) -> tuple[StageLoad, ...]:
     stops = [first for _, first in chain[1:]] + [problem.layers]
     stages = []
     for (device, first), stop in zip(chain, stops, strict=True):
         chosen = problem.devices[device]
-        seconds = float(chosen.times.row(first)[stop]) + (problem.loss_time if device == 0 else 0.0)
+        if device:
+            seconds, network = costs.compute(device, first)[stop], costs.network(device, first)[stop]
+        else:
+            seconds, network = costs.central_compute()[stop], costs.central_network()[stop]
         prefix = problem.memory_prefix(device)
-        stages.append(StageLoad(device, chosen.name, first, stop, seconds, float(prefix[stop] - prefix[first])))
+        memory = float(prefix[stop] - prefix[first])
+        stages.append(StageLoad(device, chosen.name, first, stop, float(seconds), memory, float(network)))
     return tuple(stages)
 
 
@@ -112,5 +143,6 @@ def _single(problem: Problem) -> tuple[str | None, float]:
 
 def _bottleneck(stages: tuple[StageLoad, ...], links: tuple[LinkLoad, ...]) -> str:
     loads = [(stage.seconds, f"stage {index} ({stage.name})") for index, stage in enumerate(stages)]
+    loads += [(stage.network, f"network of stage {index} ({stage.name})") for index, stage in enumerate(stages)]
     loads += [(link.seconds, f"link {link.source} -> {link.target}") for link in links]
     return max(loads, key=lambda load: load[0])[1]

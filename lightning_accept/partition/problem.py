@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from lightning_accept.partition.handling import Handling
 from lightning_accept.partition.link import Link
 from lightning_accept.partition.times import Floats, SubModelTimes
 
@@ -21,6 +22,9 @@ class Device:
         memory: Bytes it can spend on weights, versions, optimizer state and activations.
         weight_versions: Versions of its weights that it keeps, the current one included.
         in_flight: Batches whose activations it keeps at the same time.
+        handling: What the codecs add to its stage; None for nothing.
+        uplink: Bits per second that it sends at most, to all others together.
+        downlink: Bits per second that it receives at most, from all others together.
     """
 
     name: str
@@ -28,6 +32,14 @@ class Device:
     memory: float = float("inf")
     weight_versions: int = 1
     in_flight: int = 1
+    handling: Handling | None = None
+    uplink: float = float("inf")
+    downlink: float = float("inf")
+
+    @property
+    def handles(self) -> Handling:
+        """What the codecs add to its stage."""
+        return self.handling or Handling.none(self.times.layers + 1)
 
 
 def _unlimited(_source: int, _target: int) -> Link:
@@ -54,6 +66,7 @@ class Problem:
         loss_time: Seconds per batch that the central node spends on the loss.
         central_minimum: Fewest layers on the central node; with 0 the input itself may be sent to a worker.
         may_leave_out: Whether workers may be left out; otherwise each takes at least one layer.
+        share: Whether the central node must leave something to a worker, even if it is faster alone.
     """
 
     devices: Sequence[Device]
@@ -66,6 +79,7 @@ class Problem:
     loss_time: float = 0.0
     central_minimum: int = 1
     may_leave_out: bool = False
+    share: bool = False
 
     def __post_init__(self) -> None:
         """Refuse contradictions.
@@ -81,6 +95,10 @@ class Problem:
                     f"{device.name} has times for {device.times.layers} layers, but {self.devices[0].name} for "
                     f"{self.layers}"
                 )
+            if device.handles.cuts != self.layers + 1:
+                raise ValueError(f"{device.name} has codec times for {device.handles.cuts} cuts, not {self.layers + 1}")
+            if not (device.uplink > 0 and device.downlink > 0):
+                raise ValueError(f"{device.name}: uplink and downlink must be above 0 bits per second")
             if not device.memory >= 0 or device.weight_versions < 1 or device.in_flight < 1:
                 raise ValueError(
                     f"{device.name}: memory must not be negative, weight_versions and in_flight at least 1"
@@ -108,6 +126,15 @@ class Problem:
     def crossing(self) -> tuple[Floats, Floats]:
         """Bytes across every cut, forward and backward, each ``[layers + 1]``."""
         return np.asarray(self.forward_bytes, dtype=np.float64), np.asarray(self.backward_bytes, dtype=np.float64)
+
+    def way(self, source: int, target: int) -> Link:
+        """The link from one device to another, no faster than what the two send and receive."""
+        link, there, back = self.link(source, target), self.devices[source], self.devices[target]
+        return replace(
+            link,
+            forward_bandwidth=min(link.forward_bandwidth, there.uplink, back.downlink),
+            backward_bandwidth=min(link.backward_bandwidth, back.uplink, there.downlink),
+        )
 
     def memory_prefix(self, device: int) -> Floats:
         """Bytes that the layers before each cut need on ``device``, ``[layers + 1]``.

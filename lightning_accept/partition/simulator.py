@@ -1,7 +1,8 @@
 """A discrete-event model of the pipeline: what period, utilisation and staleness a schedule leads to.
 
 Every stage computes one thing at a time, in the strict order of its schedule. A link sends one message at a time per
-direction (in half duplex one at a time in all), first come first served. The central node follows the training loop:
+direction (in half duplex one at a time in all), first come first served; messages on several links share what their
+devices can send and receive. The central node follows the training loop:
 begin the forwards of a batch, wait for the output of an earlier one, compute its loss, send the gradient, wait for the
 gradient of a still earlier one, run its stage-0 backward.
 """
@@ -9,11 +10,13 @@ gradient of a still earlier one, run its stage-0 backward.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from lightning_accept.partition.model import PipelineModel
+from lightning_accept.partition.network import Flow, Network
 from lightning_accept.partition.order import Kind, Task, orders, staleness, stashed
 from lightning_accept.partition.schedule import Schedule
 
@@ -133,6 +136,8 @@ class _Run:
         self._heap: list[tuple[float, int, str, tuple[int, Kind, int]]] = []
         self._count = 0
         self._channels = self._connect()
+        self._network = _network_of(model)
+        self._network_plan = 0
         self._run()
 
     def _connect(self) -> dict[tuple[int, Kind], _Channel]:
@@ -160,6 +165,9 @@ class _Run:
                 self._begin(index, now)
             elif what == "arrived":
                 self._arrive(index, kind, job, now)
+            elif what == "network":
+                if index == self._network_plan:  # otherwise something began meanwhile, and it ends at another time
+                    self._end_shared(now)
             else:
                 channel = self._channels[index, kind]
                 if what == "transmitted":
@@ -217,17 +225,43 @@ class _Run:
             return
         _, hop, kind, job = channel.queue.popleft()
         costs = self._model.hops[hop]
-        seconds, latency = costs.forward, costs.forward_latency
+        seconds, bandwidth = costs.forward, costs.forward_bandwidth
         if kind == "backward":
-            seconds, latency = costs.backward, costs.backward_latency
-        free = now + seconds
+            seconds, bandwidth = costs.backward, costs.backward_bandwidth
         channel.transmitting = True
-        self.transmitted.append((hop, kind, job, now, free))
+        if self._network is None or not 0 < bandwidth < float("inf") or seconds == 0:
+            self._sent(hop, kind, job, now, now + seconds)
+            return
+        source, target = (hop, (hop + 1) % (self._last + 1))[:: 1 if kind == "forward" else -1]
+        over = (("up", source), ("down", target))
+        self._network.begin(Flow((hop, kind, job), seconds * bandwidth, bandwidth, over, now))
+        self._plan_network()
+
+    def _sent(self, hop: int, kind: Kind, job: int, start: float, free: float) -> None:
+        """A message has left, or will have at ``free``."""
+        costs = self._model.hops[hop]
+        self.transmitted.append((hop, kind, job, start, free))
         self._push(free, "transmitted", hop, kind, job)
         if costs.acknowledged:
-            channel.waiting = True
+            self._channels[hop, kind].waiting = True
             self._push(free + costs.forward_latency + costs.backward_latency, "answered", hop, kind, job)
+        latency = costs.forward_latency if kind == "forward" else costs.backward_latency
         self._push(free + latency, "arrived", hop, kind, job)
+
+    def _end_shared(self, now: float) -> None:
+        """The transmissions that share devices' ways and end now."""
+        assert self._network is not None
+        for flow in self._network.ended(now):
+            self._sent(*flow.tag, flow.start, now)
+        self._plan_network()
+
+    def _plan_network(self) -> None:
+        """Look when the next of those transmissions ends; what was planned before counts no more."""
+        assert self._network is not None
+        self._network_plan += 1
+        end = self._network.next_end()
+        if end is not None:
+            self._push(end, "network", self._network_plan, "forward", 0)
 
     def _arrive(self, hop: int, kind: Kind, job: int, now: float) -> None:
         """Note a message at its stage; the output counts once its whole batch is there."""
@@ -245,6 +279,16 @@ class _Run:
     def _push(self, time: float, what: str, index: int, kind: Kind, job: int) -> None:
         self._count += 1
         heappush(self._heap, (time, self._count, what, (index, kind, job)))
+
+
+def _network_of(model: PipelineModel) -> Network[tuple[int, Kind, int]] | None:
+    """What transmissions share; None if devices send and receive without limit."""
+    capacities: dict[Hashable, float] = {}
+    for number, stage in enumerate(model.stages):
+        for name, bandwidth in (("up", stage.uplink), ("down", stage.downlink)):
+            if bandwidth < float("inf"):
+                capacities[name, number] = bandwidth
+    return Network(capacities) if capacities else None
 
 
 def _first_in_queue(channel: _Channel) -> float:

@@ -135,6 +135,40 @@ class TableTimes(SubModelTimes):
         return self._forward + self._backward
 
 
+class ScaledTimes(SubModelTimes):
+    """Other times, all multiplied by the same factor.
+
+    Args:
+        times: The other times.
+        factor: The factor, above 0.
+    """
+
+    def __init__(self, times: SubModelTimes, factor: float) -> None:
+        self._times = times
+        self._factor = factor
+
+    @property
+    def layers(self) -> int:
+        """Number of layers of the whole model."""
+        return self._times.layers
+
+    def forward(self, first: int, stop: int) -> float:
+        """Seconds of the forward."""
+        return self._factor * self._times.forward(first, stop)
+
+    def backward(self, first: int, stop: int) -> float:
+        """Seconds of the backward."""
+        return self._factor * self._times.backward(first, stop)
+
+    def table(self) -> Floats:
+        """Forward plus backward of all sub-models."""
+        return self._times.table() * self._factor
+
+    def row(self, first: int) -> Floats:
+        """Forward plus backward from ``first`` on."""
+        return self._times.row(first) * self._factor
+
+
 def _prefix(name: str, seconds: Sequence[float]) -> Floats:
     values = np.asarray(seconds, dtype=np.float64)
     if values.ndim != 1 or not len(values):

@@ -6,7 +6,7 @@ import secrets
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,14 +16,40 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_accept.graph import Chain, StageModule, Trace
+from lightning_accept.graph import Chain, Trace
+from lightning_accept.partition.link import Speed
 from lightning_accept.partition.schedule import Schedule
-from lightning_accept.pipeline.deploy import Settings, make_deployments
+from lightning_accept.pipeline.central_link import sender_to
+from lightning_accept.pipeline.clipping import (
+    CentralClipping,
+    Clips,
+    Squares,
+    clip_stage,
+    squares_in,
+    stage_squares,
+    wants_norms,
+)
+from lightning_accept.pipeline.deploy import Settings, choose_workers, make_deployments
+from lightning_accept.pipeline.gather import gradients_in, restore_state
+from lightning_accept.pipeline.handover import nbytes
 from lightning_accept.pipeline.mailbox import Mailbox
-from lightning_accept.pipeline.messages import Fault, Packet, PipelineError, StageFault, StageState, TransportError
-from lightning_accept.pipeline.micro_batch import Pieces, join, split, split_like
+from lightning_accept.pipeline.messages import (
+    Deployment,
+    Fault,
+    Packet,
+    PipelineError,
+    Sources,
+    StageFault,
+    StageReport,
+    StageState,
+    reports_in,
+)
+from lightning_accept.pipeline.micro_batch import Pieces, join, join_gradients, split, split_like
+from lightning_accept.pipeline.moves import Calls, MoveReport, broken_off, fetch, forget, put
+from lightning_accept.pipeline.placement import Holding, Target, passage, place
 from lightning_accept.pipeline.sender import Outgoing, Sender
 from lightning_accept.pipeline.stage import Job, StageExecutor
+from lightning_accept.pipeline.stage_zero import UserGradients, build_stage0
 from lightning_accept.pipeline.transport import WorkerHandle
 
 Update = list[list[Any]]
@@ -40,6 +66,7 @@ class Ticket:
         pieces: How the batch was split.
         epoch: The training epoch that it belongs to.
         update: The optimizer steps that end it.
+        clips: What is done to the gradients before these.
         backwarded: The output's gradient is on its way.
         completed: The backward of stage 0 is done.
         needs_grad: For every output whether it takes a gradient; known once the output has returned.
@@ -51,6 +78,7 @@ class Ticket:
     pieces: Pieces
     epoch: int = 0
     update: Update | None = None
+    clips: Clips = field(default_factory=list)
     backwarded: bool = False
     completed: bool = False
     needs_grad: list[bool] = field(default_factory=list)
@@ -63,7 +91,8 @@ class CentralPipeline:
     All methods are called from one thread at a time.
 
     Args:
-        workers: The workers in the order of their stages.
+        workers: The workers in the order of their stages. All are claimed; which of them hold stages is up to
+            :meth:`deploy` and :meth:`move`.
         settings: What holds for all stages.
         device: The central node's device.
         timeout: Seconds within which a worker must answer.
@@ -81,7 +110,10 @@ class CentralPipeline:
     ) -> None:
         if not workers:
             raise ValueError("a pipeline needs at least one worker")
+        self.claimed = list(workers)
+        """All workers of the run; those without a stage at present are idle."""
         self.workers = list(workers)
+        """The workers that hold stages, in their order."""
         self.settings = settings
         self.run = secrets.token_hex(8)
         self.term = 0
@@ -90,14 +122,18 @@ class CentralPipeline:
         """Bit widths in force for new batches: ``forward`` and ``backward``."""
         self.epoch = 0
         """The training epoch that new batches belong to."""
-        self.stage_times: dict[int, tuple[float, float]] = {}
-        """Seconds of forward and backward that each stage last reported for one job."""
-        self._device = device
+        self.reports: dict[int, StageReport] = {}
+        """What each stage last reported, by its number; seconds are those of one job. Emptied by a deployment."""
+        self.clipping = CentralClipping()
+        """What is to be clipped before the next optimizer step."""
+        self.waited = 0.0
+        """Seconds for which this process has waited for packets so far."""
+        self.device = device
         self._timeout = timeout
         self.batch_timeout = batch_timeout
         """Seconds within which a batch must come back, or a state be gathered."""
         self._link_token = secrets.token_hex(16)
-        self._mailbox = Mailbox(self.workers, device)
+        self._mailbox = Mailbox(self.claimed, device)
         self._senders: list[Sender] = []
         self._stage0: StageExecutor | None = None
         self._outstanding: deque[Ticket] = deque()
@@ -107,8 +143,13 @@ class CentralPipeline:
         self._next_step = 0
         self._flushed = 0
         self._random = False
+        self._forward_seconds: dict[int, float] = {}
+        self._step_seconds = 0.0
         self._zeroed: list[int] = []
         self._unstepped: dict[str, Tensor] = {}
+        self._user_gradients = UserGradients()
+        self._target: Target | None = None
+        self._placement: list[Holding] = []
         self._closed = False
 
     # ----- life
@@ -127,8 +168,8 @@ class CentralPipeline:
         """
         facts = []
         try:
-            for worker in self.workers:
-                facts.append(worker.claim(self.run, holder))
+            for worker in self.claimed:
+                facts.append(worker.claim(self.run, holder, self._link_token))
         except BaseException:
             self.close()
             raise
@@ -142,6 +183,7 @@ class CentralPipeline:
         starts: Sequence[int],
         schedule: Schedule,
         optimizers: Sequence[Optimizer],
+        workers: Sequence[WorkerHandle] | None = None,
     ) -> None:
         """Put every stage where it belongs, with the weights and optimizer state that the central node has now.
 
@@ -153,68 +195,142 @@ class CentralPipeline:
             starts: Index of the first layer of every worker's stage.
             schedule: Windows and depth.
             optimizers: The LightningModule's optimizers; none outside fit.
+            workers: The workers that hold the stages, some of the claimed ones in their order; the others are idle
+                then. By default all.
+
+        Raises:
+            PipelineError: If something is in flight, the workers do not fit, or one refuses its stage.
         """
-        if self._outstanding:
-            raise PipelineError("drain the pipeline before a deployment")
-        for sender in self._senders:
-            sender.close()
+        self._refuse_in_flight("a deployment")
+        chosen = choose_workers(self.claimed, workers, starts, schedule)
+        target = Target(trace, chain, list(starts), schedule, optimizers, chosen)
+        gradients = {**self._unstepped, **self._own_gradients()}
+        self._close_senders()
         self.term += 1
-        deployments = make_deployments(
-            trace,
-            chain,
-            starts,
-            schedule,
-            optimizers,
-            self.settings,
-            self.workers,
-            gradients=self._unstepped,
-            run=self.run,
-            term=self.term,
-            link_token=self._link_token,
-        )
+        deployments = self._deployments(target, gradients, None)
         for codec in (self.settings.forward_codec, self.settings.backward_codec, self.settings.eval_codec):
             codec.prepare()
         # From the last to the first: a stage may send as soon as it stands, and must find its neighbour there.
-        with ThreadPoolExecutor(len(self.workers)) as pool:
-            list(
-                pool.map(lambda pair: pair[0].deploy(pair[1]), list(zip(self.workers, deployments, strict=True))[::-1])
-            )
-        self.schedule = schedule
-        program = chain.program(0, starts[0])
-        module = StageModule(
-            program,
-            {name: trace.parameters[name] for name in program.parameters},
-            {name: trace.buffers[name] for name in program.buffers},
-            program.constants,
-            self._device,
+        with ThreadPoolExecutor(len(deployments)) as pool:
+            list(pool.map(lambda pair: pair[0].deploy(pair[1]), deployments[::-1]))
+        before, self._placement = self._placement, place(chain, starts, chosen)
+        self._go_on_with(target, gradients)
+        for holding in before:
+            if holding.worker is not None and holding.worker not in chosen:
+                holding.worker.forget(self.term)
+
+    def move(
+        self,
+        trace: Trace,
+        chain: Chain,
+        starts: Sequence[int],
+        schedule: Schedule,
+        optimizers: Sequence[Optimizer],
+        workers: Sequence[WorkerHandle] | None = None,
+    ) -> MoveReport:
+        """As :meth:`deploy`, but with the state that the stages have, of which only what changes hands travels.
+
+        Weights, buffers, optimizer state and gradients that wait for their optimizer step end up where they are wanted,
+        bit for bit: from worker to worker directly, or by way of the central node where these cannot reach each other.
+
+        Args:
+            trace: The trace that is deployed.
+            chain: The layers that are deployed.
+            starts: As for :meth:`deploy`.
+            schedule: As for :meth:`deploy`.
+            optimizers: As for :meth:`deploy`.
+            workers: As for :meth:`deploy`.
+
+        Raises:
+            PipelineError: If something is in flight, the workers do not fit, or something goes wrong on the way; in the
+                last case the pipeline has failed.
+        """
+        self._ready()
+        self._refuse_in_flight("a move")
+        started = time.perf_counter()
+        chosen = choose_workers(self.claimed, workers, starts, schedule)
+        target = Target(trace, chain, list(starts), schedule, optimizers, chosen)
+        if self._target is None or self._target.trace is not trace or self._target.chain is not chain:
+            raise PipelineError("layers of another trace cannot be moved; gather them and deploy the new ones")
+        before, after = self._placement, place(chain, starts, chosen)
+        travels, gradients = passage(before, after), self._own_gradients()
+        calls = Calls(self.claimed, self._mailbox.check)
+        self._close_senders()
+        try:
+            fetched = fetch(calls, travels.fetched, self.term, self.batch_timeout)
+            sources = [Sources(self.term, names) for names in travels.sources]
+            self.term += 1
+            carried = put(calls, self._deployments(target, gradients, sources), before, self.batch_timeout)
+            if travels.fetched:
+                restore_state(fetched, trace.parameters, trace.buffers, optimizers)
+            self._placement = after
+            self._go_on_with(target, {**gradients, **gradients_in(fetched)})
+            forget(calls, [*before, *after], self.term)
+        except BaseException as error:
+            self._mailbox.fail(broken_off(error))
+            raise
+        return MoveReport(carried + nbytes(fetched), travels.layers, time.perf_counter() - started)
+
+    def _deployments(
+        self, target: Target, gradients: Mapping[str, Tensor], sources: Sequence[Sources] | None
+    ) -> list[tuple[WorkerHandle, Deployment]]:
+        deployments = make_deployments(
+            target.trace,
+            target.chain,
+            target.starts,
+            target.schedule,
+            target.optimizers,
+            self.settings,
+            target.workers,
+            gradients=gradients,
+            run=self.run,
+            term=self.term,
+            link_token=self._link_token,
+            sources=sources,
         )
-        self._stage0 = StageExecutor(
-            module,
-            # In synchronous mode the Trainer's own optimizer step updates stage 0, so that every hook of Lightning sees
-            # its gradients where plain training has them.
-            [] if schedule.synchronous else optimizers,
-            weight_prediction=self.settings.weight_prediction and not schedule.synchronous,
-            seed=None if schedule.synchronous else self.settings.seed,
-            stage=0,
-            shared_optimizers=True,
+        return list(zip(target.workers, deployments, strict=True))
+
+    def _go_on_with(self, target: Target, gradients: Mapping[str, Tensor]) -> None:
+        """Take up the central node's part once all workers' stages stand."""
+        schedule, codecs = target.schedule, self.settings
+        self._target, self.schedule, self.workers = target, schedule, target.workers
+        stage0 = self._stage0 = build_stage0(
+            target.trace, target.chain, target.starts[0], schedule, target.optimizers, codecs, self.device
         )
         if not schedule.synchronous:
-            self._stage0.restore_gradients(self._unstepped)
+            stage0.restore_gradients(gradients)
+        own = stage0.module.parameters if schedule.synchronous else {}
+        self._user_gradients.settle_in(own, target.optimizers, gradients, self._zeroed)
         self._unstepped = {}
+        self.clipping.deployed(len(target.workers) + 1, schedule.synchronous)
         # Dropout beyond stage 0 then draws from the central node's random state, as plain training does.
-        later = chain.program(starts[0], len(chain.layers))
+        later = target.chain.program(target.starts[0], len(target.chain.layers))
         self._random = schedule.synchronous and schedule.micro_batches == 1 and later.random(training=True)
         self._next_job = self._flushed = self._next_evaluation = self._next_step = 0
+        self.reports, self._forward_seconds = {}, {}
+        first, last = self.workers[0], self.workers[-1]
         self._mailbox.new_term(self.term)
-        codecs = self.settings
+        self._mailbox.follow(first, last)
+        ends = [(first, 1, codecs.forward_codec), (last, len(self.workers), codecs.backward_codec)]
         self._senders = [
-            self._make_sender("link from stage 0 to stage 1", self.workers[0], codecs.forward_codec),
-            self._make_sender(
-                f"link from stage 0 to stage {len(self.workers)}", self.workers[-1], codecs.backward_codec
-            ),
+            sender_to(*end, codecs.eval_codec, run=self.run, term=self.term, fail=self._mailbox.fail) for end in ends
         ]
         for sender in self._senders:
             sender.start()
+
+    def _close_senders(self) -> None:
+        for sender in self._senders:
+            sender.close()
+
+    def _own_gradients(self) -> dict[str, Tensor]:
+        """Stage 0's gradients that wait for their optimizer step."""
+        if self._stage0 is None:
+            return {}
+        return self._user_gradients.waiting() if self._synchronous else self._stage0.unstepped_gradients()
+
+    def _refuse_in_flight(self, what: str) -> None:
+        if self._outstanding:
+            raise PipelineError(f"drain the pipeline before {what}")
 
     @property
     def deployed(self) -> bool:
@@ -231,6 +347,11 @@ class CentralPipeline:
         """Batches begun and not fully backwarded."""
         return len(self._outstanding)
 
+    @property
+    def completed(self) -> int:
+        """Training batches that are not in flight any more."""
+        return self._next_batch - len(self._outstanding)
+
     def close(self) -> None:
         """Give all workers back and end all threads. Idempotent; never raises."""
         if self._closed:
@@ -238,10 +359,9 @@ class CentralPipeline:
         self._closed = True
         self._mailbox.fail(PipelineError("the pipeline is closed"))
         self._mailbox.close()
-        for sender in self._senders:
-            sender.close()
-        with ThreadPoolExecutor(len(self.workers)) as pool:
-            list(pool.map(lambda worker: worker.release(), self.workers))
+        self._close_senders()
+        with ThreadPoolExecutor(len(self.claimed)) as pool:
+            list(pool.map(lambda worker: worker.release(), self.claimed))
 
     # ----- training
 
@@ -285,8 +405,10 @@ class CentralPipeline:
                 meta["empty"] = True
             else:
                 wanted = [input_gradients and tensor.requires_grad for tensor in piece]
+                started = self._now()
                 with self._naming_stage0(f"forward of batch {ticket.batch}"):
                     outputs, meta["needs_grad"] = stage0.forward(job, piece, wanted, autocast)
+                self._forward_seconds[job.number] = self._now() - started
                 if self._random:
                     meta["random_state"] = True
                     outputs = [*outputs, torch.get_rng_state()]
@@ -345,23 +467,26 @@ class CentralPipeline:
         parts: list[list[Tensor | None]] = []
         for job, piece in zip(ticket.jobs, ticket.pieces.parts, strict=True):
             meta, tensors = self._wait("backward", job, f"the gradient of batch {ticket.batch} at stage 0")
-            for stage, (forward, backward) in meta.get("times", {}).items():
-                self.stage_times[int(stage)] = (forward, backward)
+            self.reports.update(reports_in(meta))
             if piece is None:
                 continue
+            forward_seconds = self._forward_seconds.pop(job)
             if meta.get("skip"):
                 stage0.skip(job)
             else:
-                started = time.perf_counter()
+                started = self._now()
                 with self._naming_stage0(f"backward of batch {ticket.batch}"):
                     parts.append(stage0.backward(job, tensors))
-                self.stage_times[0] = (0.0, time.perf_counter() - started)
-        ticket.input_gradients = _join_gradients(parts)
+                self._report_stage0(forward_seconds, self._now() - started)
+        self._clip(stage0, ticket, squares_in(meta))
+        ticket.input_gradients = join_gradients(parts)
         ticket.completed = True
         self._outstanding.remove(ticket)
-        if not schedule.synchronous:
-            for index, groups in ticket.update or ():
+        if not schedule.synchronous and ticket.update:
+            started = self._now()
+            for index, groups in ticket.update:
                 stage0.step(index, groups)
+            self._step_seconds = self._now() - started
 
     def complete_lagging(self, lag: int) -> None:
         """Complete batches until at most ``lag`` are left whose gradient was sent."""
@@ -401,20 +526,24 @@ class CentralPipeline:
         It takes effect before the next backward, as ``optimizer.zero_grad()`` does.
         """
         self._zeroed.append(index)
+        self.clipping.zeroed(index)
+        self._user_gradients.done([index])
 
     def take_gradients(self) -> dict[str, Tensor]:
         """In synchronous mode: stage 0's gradients since the last call, by parameter name."""
-        return self._ready()[0].take_gradients()
+        gradients = self._ready()[0].take_gradients()
+        self._user_gradients.added(gradients)
+        return gradients
 
     def step(self, update: Update) -> None:
         """In synchronous mode: make every worker take these optimizer steps now."""
         stage0, _ = self._ready()
-        packet = Packet("step", self.run, self.term, self._next_step, {"update": update, "zero": self._zeroed})
-        self._zeroed = []
+        packet = Packet("step", self.run, self.term, self._next_step, {"update": update, **self._done_to_gradients()})
         self._next_step += 1
         for worker in self.workers:
             worker.send(packet)
         stage0.weights_changed()
+        self._user_gradients.done([index for index, _ in update])
 
     # ----- evaluation
 
@@ -455,9 +584,7 @@ class CentralPipeline:
         for stage, worker in enumerate(self.workers, 1):
             self._mailbox.check()
             state = worker.state(self.batch_timeout)
-            for name, tensor in state.tensors.items():
-                if name.startswith("grad/"):
-                    self._unstepped[name.removeprefix("grad/")] = tensor
+            self._unstepped.update(gradients_in(state))
             report(stage, state)
 
     def stats(self) -> list[dict[str, Any]]:
@@ -466,11 +593,26 @@ class CentralPipeline:
         own: dict[str, Any] = {
             "stage": 0,
             "in_flight": self.in_flight,
-            "links": {name: vars(s.figures).copy() for name, s in zip(names, self._senders, strict=True)},
+            "links": {name: sender.stats() for name, sender in zip(names, self._senders, strict=True)},
         }
         return [own, *(worker.stats() for worker in self.workers)]
 
+    @property
+    def received(self) -> dict[str, Speed | None]:
+        """How fast packets come in: ``up`` from the first worker, ``down`` from the last; None while not known."""
+        return {"up": self._mailbox.speed("up"), "down": self._mailbox.speed("down")}
+
     # ----- helpers
+
+    def _report_stage0(self, forward: float, backward: float) -> None:
+        down, up = (sender.meter.bandwidth for sender in self._senders)
+        self.reports[0] = StageReport(forward, backward, self._step_seconds, down, up)
+
+    def _now(self) -> float:
+        """The time once the device has done all that it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
 
     @property
     def _synchronous(self) -> bool:
@@ -497,7 +639,11 @@ class CentralPipeline:
             raise StageFault(Fault(0, layers, "central node", doing, line, trace)) from error
 
     def _wait(self, kind: str, job: int, what: str) -> tuple[dict[str, Any], list[Tensor | None]]:
-        return self._mailbox.wait(kind, job, what, self.batch_timeout)
+        started = time.perf_counter()
+        try:
+            return self._mailbox.wait(kind, job, what, self.batch_timeout)
+        finally:
+            self.waited += time.perf_counter() - started
 
     def _backward_meta(self, ticket: Ticket, index: int) -> dict[str, Any]:
         meta: dict[str, Any] = {
@@ -506,15 +652,34 @@ class CentralPipeline:
             "micros": len(ticket.jobs),
             "epoch": ticket.epoch,
         }
-        if ticket.update and index == len(ticket.jobs) - 1:
+        last = index == len(ticket.jobs) - 1
+        if ticket.update and last:
             meta["update"] = ticket.update
+            ticket.clips = self.clipping.take()
+            if ticket.clips:
+                meta["clip"] = ticket.clips
+        if last and (self._synchronous or wants_norms(ticket.clips)):
+            meta["norms"] = {}
         if "backward" in self.bits:
             meta["bits"] = self.bits["backward"]
         if ticket.pieces.parts[index] is None:
             meta["empty"] = True
-        if self._zeroed:
-            meta["zero"], self._zeroed = self._zeroed, []
+        if self._synchronous:
+            meta.update(self._done_to_gradients())
         return meta
+
+    def _done_to_gradients(self) -> dict[str, Any]:
+        """What the user has done to the gradients since workers were last told of it (synchronous mode)."""
+        done = {"zero": self._zeroed, "clipped": self.clipping.take()}
+        self._zeroed = []
+        return {name: value for name, value in done.items() if value}
+
+    def _clip(self, stage0: StageExecutor, ticket: Ticket, squares: dict[int, Squares]) -> None:
+        """Clip stage 0's gradients where an update asks for it, and note all stages' norms."""
+        if squares and not self._synchronous:
+            squares[0] = stage_squares(stage0)
+        clip_stage(stage0, ticket.clips, squares, len(self.workers) + 1)
+        self.clipping.learn(squares)
 
     def _backward_packets(
         self, ticket: Ticket, gradients: Sequence[Tensor | None]
@@ -522,43 +687,3 @@ class CentralPipeline:
         parts = split_like(gradients, ticket.pieces)
         for index, (job, part) in enumerate(zip(ticket.jobs, parts, strict=True)):
             yield job, self._backward_meta(ticket, index), part
-
-    def _make_sender(self, name: str, worker: WorkerHandle, codec: Any) -> Sender:
-        return Sender(
-            name,
-            _WorkerChannel(worker),
-            codec,
-            self.settings.eval_codec,
-            run=self.run,
-            term=self.term,
-            on_error=lambda doing, error: self._mailbox.fail(_explain(doing, error)),
-        )
-
-
-class _WorkerChannel:
-    """A worker's handle as a channel that may be closed without closing the worker."""
-
-    def __init__(self, worker: WorkerHandle) -> None:
-        self._worker = worker
-
-    def send(self, packet: Packet) -> None:
-        self._worker.send(packet)
-
-    def close(self) -> None:
-        pass
-
-
-def _explain(doing: str, error: BaseException) -> BaseException:
-    if isinstance(error, PipelineError):
-        return error
-    wrapped = TransportError(f"{doing} failed: {type(error).__name__}: {error}")
-    wrapped.__cause__ = error
-    return wrapped
-
-
-def _join_gradients(parts: list[list[Tensor | None]]) -> list[Tensor | None]:
-    joined: list[Tensor | None] = []
-    for column in zip(*parts, strict=True):
-        present = [gradient for gradient in column if gradient is not None]
-        joined.append(present[0] if len(present) == 1 else torch.cat(present) if present else None)
-    return joined

@@ -14,7 +14,7 @@ from lightning_accept.codecs import Codec, codec_config
 from lightning_accept.graph import Chain, Trace
 from lightning_accept.partition.schedule import Schedule
 from lightning_accept.pipeline import optimizers as optim
-from lightning_accept.pipeline.messages import Deployment
+from lightning_accept.pipeline.messages import Deployment, PipelineError, Sources
 from lightning_accept.pipeline.transport import WorkerHandle
 
 QUEUE_MARGIN = 4
@@ -72,6 +72,33 @@ def resolve_partition(partition: Sequence[int | str], layers: Sequence[str], wor
     return starts
 
 
+def choose_workers(
+    claimed: Sequence[WorkerHandle],
+    wanted: Sequence[WorkerHandle] | None,
+    starts: Sequence[int],
+    schedule: Schedule,
+) -> list[WorkerHandle]:
+    """The workers that hold stages: ``wanted``, or by default all that are claimed.
+
+    Raises:
+        PipelineError: If they are not some of the claimed ones in their order, or do not fit stages and schedule.
+    """
+    chosen = list(claimed if wanted is None else wanted)
+    names = [worker.name for worker in chosen]
+    places = [next((place for place, known in enumerate(claimed) if known is worker), -1) for worker in chosen]
+    if not chosen or places[0] < 0 or any(first >= second for first, second in itertools.pairwise(places)):
+        raise PipelineError(
+            f"stages cannot be put on {', '.join(names) or 'no workers'}: give some of the claimed workers"
+            f" ({', '.join(worker.name for worker in claimed)}) in this order"
+        )
+    if not len(chosen) == len(starts) == len(schedule.windows):
+        raise PipelineError(
+            f"{len(starts)} stages with {len(schedule.windows)} windows do not fit the {len(chosen)} workers"
+            f" {', '.join(names)}; give one first layer and one window per worker"
+        )
+    return chosen
+
+
 def make_deployments(
     trace: Trace,
     chain: Chain,
@@ -85,8 +112,24 @@ def make_deployments(
     run: str,
     term: int,
     link_token: str,
+    sources: Sequence[Sources] | None = None,
 ) -> list[Deployment]:
-    """One deployment per worker, with the current weights, optimizer state and ``gradients`` of its layers."""
+    """One deployment per worker, with the current weights, optimizer state and ``gradients`` of its layers.
+
+    Args:
+        trace: The traced module.
+        chain: Its layers.
+        starts: Index of the first layer of every worker's stage.
+        schedule: Windows and depth.
+        optimizers: The LightningModule's optimizers.
+        settings: What holds for all stages.
+        workers: The workers in the order of their stages.
+        gradients: Gradients that wait for their optimizer step, by parameter name.
+        run: The run.
+        term: The term.
+        link_token: The run's link token.
+        sources: For every worker what its deployment leaves out, since workers hold it. None leaves nothing out.
+    """
     edges = [*starts, len(chain.layers)]
     synchronous = schedule.synchronous
     codecs = {
@@ -97,9 +140,10 @@ def make_deployments(
     deployments = []
     for index in range(len(workers)):
         program = chain.program(edges[index], edges[index + 1])
-        parameters = {name: trace.parameters[name] for name in program.parameters}
-        names: dict[nn.Parameter, str] = {parameter: name for name, parameter in parameters.items()}
-        scalars, tensors = optim.pack_state(optimizers, names)
+        held = {name for names in sources[index].names.values() for name in names} if sources is not None else set()
+        names: dict[nn.Parameter, str] = {trace.parameters[name]: name for name in program.parameters}
+        sent = {parameter: name for parameter, name in names.items() if f"param/{name}" not in held}
+        scalars, tensors = optim.pack_state(optimizers, sent)
         spec: dict[str, Any] = {
             "program": program.to_json(),
             "optimizers": [optim.describe(optimizer, names) for optimizer in optimizers],
@@ -110,11 +154,10 @@ def make_deployments(
             "seed": None if synchronous else settings.seed,
             "codecs": codecs,
         }
-        all_tensors: dict[str, Tensor] = {f"param/{name}": p.detach().cpu() for name, p in parameters.items()}
-        all_tensors.update({f"buffer/{name}": trace.buffers[name].detach().cpu() for name in program.buffers})
-        all_tensors.update({f"const/{name}": constant.cpu() for name, constant in program.constants.items()})
-        all_tensors.update({name: tensor.cpu() for name, tensor in tensors.items()})
-        all_tensors.update({f"grad/{name}": gradients[name].cpu() for name in parameters if name in gradients})
+        tensors.update({f"param/{name}": parameter for parameter, name in sent.items()})
+        tensors.update({f"buffer/{name}": trace.buffers[name] for name in program.buffers})
+        tensors.update({f"const/{name}": constant for name, constant in program.constants.items()})
+        tensors.update({f"grad/{name}": gradients[name] for name in sent.values() if name in gradients})
         deployments.append(
             Deployment(
                 run=run,
@@ -122,10 +165,11 @@ def make_deployments(
                 stage=index + 1,
                 stages=len(workers) + 1,
                 spec=spec,
-                tensors=all_tensors,
+                tensors={name: tensor.detach().cpu() for name, tensor in tensors.items() if name not in held},
                 upstream=workers[index - 1].address if index > 0 else None,
                 downstream=workers[index + 1].address if index + 1 < len(workers) else None,
                 link_token=link_token,
+                sources=None if sources is None else sources[index],
             )
         )
     return deployments

@@ -33,3 +33,8 @@ def restore_state(
             raise PipelineError(f"gathered {section} {name!r} of shape {tuple(tensor.shape)} does not fit the module")
         target.copy_(tensor)
     optim.unpack_state(list(optimizers), dict(parameters), state.spec["optimizers"], state.tensors)
+
+
+def gradients_in(state: StageState) -> dict[str, Tensor]:
+    """The gradients that wait for their optimizer step, by parameter name."""
+    return {name.removeprefix("grad/"): t for name, t in state.tensors.items() if name.startswith("grad/")}

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from lightning_accept.codecs import CodecError, decode
+from lightning_accept.partition.link import Speed
+from lightning_accept.pipeline.link_meter import LinkMeter
 from lightning_accept.pipeline.messages import Direction, Packet, PipelineError, StageFault, TransportError
 from lightning_accept.pipeline.sender import describe
 from lightning_accept.pipeline.transport import WorkerHandle
@@ -24,7 +26,7 @@ class Mailbox:
     """Collects packets and faults of all workers in threads of its own.
 
     Args:
-        workers: All workers, in the order of their stages.
+        workers: All workers, in the order of their stages. Those with no stage at present are watched too.
         device: Where decoded tensors are put.
         clock: Seconds, monotonic.
     """
@@ -38,27 +40,47 @@ class Mailbox:
         self._lock = threading.Condition()
         self._mail: dict[tuple[str, int], Delivery] = {}
         self._error: BaseException | None = None
+        self._meters: dict[Direction, LinkMeter] = {"down": LinkMeter(), "up": LinkMeter()}
         self._closed = threading.Event()
         self._term = 0
+        self._ends: dict[Direction, WorkerHandle] = {"down": workers[-1], "up": workers[0]}
+        self._receivers: dict[tuple[Direction, int], threading.Thread] = {}
         self._threads = [
-            threading.Thread(target=self._receive, args=(workers[-1], "down"), name="receive outputs", daemon=True),
-            threading.Thread(target=self._receive, args=(workers[0], "up"), name="receive gradients", daemon=True),
-            *(
-                threading.Thread(target=self._watch, args=(worker,), name=f"watch {worker.name}", daemon=True)
-                for worker in workers
-            ),
+            threading.Thread(target=self._watch, args=(worker,), name=f"watch {worker.name}", daemon=True)
+            for worker in workers
         ]
 
     def start(self) -> None:
-        """Start receiving and watching."""
+        """Start watching, and receiving from the first and the last worker."""
         for thread in self._threads:
             thread.start()
+        self.follow(self._ends["up"], self._ends["down"])
+
+    def follow(self, first: WorkerHandle, last: WorkerHandle) -> None:
+        """Receive gradients from the worker ``first`` and outputs from the worker ``last`` from now on."""
+        with self._lock:
+            self._ends = {"down": last, "up": first}
+            self._lock.notify_all()
+        for direction, worker in self._ends.items():
+            # Each keeps its thread, which waits for its turn: an earlier end may be asked in vain for a second more.
+            if (direction, id(worker)) not in self._receivers:
+                thread = threading.Thread(
+                    target=self._receive, args=(worker, direction), name=f"receive from {worker.name}", daemon=True
+                )
+                self._receivers[direction, id(worker)] = thread
+                self._threads.append(thread)
+                thread.start()
 
     def new_term(self, term: int) -> None:
         """Receive packets of ``term`` from now on and drop what is left of earlier terms."""
         with self._lock:
             self._term = term
             self._mail.clear()
+            self._meters = {"down": LinkMeter(), "up": LinkMeter()}
+
+    def speed(self, direction: Direction) -> Speed | None:
+        """How fast packets come in; None while nothing has told."""
+        return self._meters[direction].speed
 
     def fail(self, error: BaseException) -> None:
         """Make the waiting thread raise ``error``. The first error counts; a fault's own report beats its echo."""
@@ -102,6 +124,8 @@ class Mailbox:
     def close(self) -> None:
         """End all threads. Idempotent."""
         self._closed.set()
+        with self._lock:
+            self._lock.notify_all()
         for worker in self._workers:
             worker.close()
         for thread in self._threads:
@@ -109,15 +133,25 @@ class Mailbox:
                 thread.join(5.0)
 
     def _receive(self, worker: WorkerHandle, direction: Direction) -> None:
-        while not self._closed.is_set():
+        while self._is_turn_of(worker, direction):
             try:
                 packet = worker.receive(direction, POLL_SECONDS)
                 if packet is not None:
+                    if packet.transfer is not None:
+                        self._meters[direction].add(packet.transfer)
                     self._put(packet, worker)
             except Exception as error:
+                if self._ends[direction] is not worker:
+                    continue  # its stage was dropped
                 if not self._closed.is_set():
                     self.fail(error)
                 return
+
+    def _is_turn_of(self, worker: WorkerHandle, direction: Direction) -> bool:
+        """Wait until ``worker`` is the one to receive from; False once the mailbox is closed."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._closed.is_set() or self._ends[direction] is worker)
+            return not self._closed.is_set()
 
     def _put(self, packet: Packet, worker: WorkerHandle) -> None:
         try:

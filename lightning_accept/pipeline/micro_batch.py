@@ -77,3 +77,12 @@ def split_like(tensors: Sequence[Tensor | None], pieces: Pieces) -> list[list[Te
         parts.append([None if t is None else t[start:end] for t in tensors] if size else [])
         start = end
     return parts
+
+
+def join_gradients(parts: Sequence[Sequence[Tensor | None]]) -> list[Tensor | None]:
+    """For every input its gradient from those of all micro-batches; None where none has one."""
+    joined: list[Tensor | None] = []
+    for column in zip(*parts, strict=True):
+        present = [gradient for gradient in column if gradient is not None]
+        joined.append(present[0] if len(present) == 1 else torch.cat(present) if present else None)
+    return joined

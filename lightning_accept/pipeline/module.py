@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,12 +13,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_accept.graph import Chain, Trace, trace
+from lightning_accept.partition.forecast import Forecast
 from lightning_accept.partition.planner import balanced
 from lightning_accept.partition.schedule import Schedule
 from lightning_accept.pipeline.central import CentralPipeline, Ticket
 from lightning_accept.pipeline.deploy import resolve_partition
+from lightning_accept.pipeline.foresight import Foresight
 from lightning_accept.pipeline.gather import restore_state
 from lightning_accept.pipeline.messages import PipelineError, StageState
+from lightning_accept.pipeline.moves import MoveReport
 from lightning_accept.pipeline.suspended import Call, SuspendedStep
 
 log = logging.getLogger("lightning_accept")
@@ -38,9 +42,10 @@ class PipelinedModule:
         module: The module.
         name: Its dotted path in the LightningModule, or its class's name, for messages.
         pipeline: The pipeline that serves it.
-        schedule: Windows and depth.
+        schedule: Windows and depth, until foresight chooses others.
         partition: ``auto`` (stages of equal work, by FLOPs), or the first layer of every worker's stage.
         optimizers: Gives the optimizers in force.
+        foresight: Measures the devices and chooses partition and schedule; None for neither.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class PipelinedModule:
         schedule: Schedule,
         partition: str | Sequence[int | str],
         optimizers: Callable[[], Sequence[Optimizer]],
+        foresight: Foresight | None = None,
     ) -> None:
         self.module = module
         self.name = name
@@ -59,7 +65,10 @@ class PipelinedModule:
         self.starts: list[int] = []
         self.calls = 0
         """Pipelined calls so far."""
-        self._schedule = schedule
+        self.schedule = schedule
+        """Windows and depth in force."""
+        self.foresight = foresight
+        self._waiting: list[Callable[[], None]] = []
         self._partition = partition
         self._optimizers = optimizers
         self._trace: Trace | None = None
@@ -118,13 +127,28 @@ class PipelinedModule:
     # ----- the stages
 
     def accepts(self, call: Call) -> bool:
-        """Whether the stages in place can serve this call."""
+        """Whether the stages in place can serve this call, and nothing waits for the pipeline to be drained."""
+        return not self._waiting and self._serves(call)
+
+    def _serves(self, call: Call) -> bool:
+        """Whether the stages in place fit this call."""
         trained = self._trained == self._what_is_trained()
         return trained and self._trace is not None and self._trace.accepts(call.args, call.kwargs)
 
+    def when_drained(self, action: Callable[[], None]) -> None:
+        """Do something before the next batch that begins with nothing else in flight.
+
+        No batch is begun ahead of its turn until then.
+        """
+        self._waiting.append(action)
+
     def prepare(self, call: Call) -> Trace:
         """Put stages in place that can serve this call. If that takes a new trace, nothing may be in flight."""
-        if self._trace is not None and self.accepts(call):
+        if self._trace is not None and not self.pipeline.in_flight:
+            waiting, self._waiting = self._waiting, []
+            for action in waiting:
+                action()
+        if self._trace is not None and self._serves(call):
             return self._trace
         if self._trace is not None and self._trace.accepts(call.args, call.kwargs):
             log.info("parameters of %s were frozen, unfrozen or moved to another param group", self.name)
@@ -139,18 +163,51 @@ class PipelinedModule:
             self._trace = trace(self.module, call.args, call.kwargs, self._trace)
         finally:
             self.install()
-        firsts = [self.layers[start] for start in self.starts]
+        before = self.layers
+        firsts = [before[start] for start in self.starts]
         self.chain = Chain.from_trace(self._trace)
-        self.deploy(self._choose(firsts))
+        if self.foresight is None or (firsts and self.layers == before):
+            self.deploy(self._choose(firsts))
+        else:
+            self._plan(self.foresight, call)
         return self._trace
 
     def deploy(self, starts: Sequence[int]) -> None:
         """Put the stages in place that begin with these layers."""
         assert self._trace is not None and self.chain is not None
         self.starts = list(starts)
-        self.pipeline.deploy(self._trace, self.chain, self.starts, self._schedule, self._optimizers())
+        self.pipeline.deploy(
+            self._trace, self.chain, self.starts, self.schedule, self._optimizers(), self.pipeline.workers
+        )
         self._trained = self._what_is_trained()
         log.info("partition: %s", self.describe_partition())
+
+    def move(self, forecast: Forecast) -> MoveReport:
+        """Go over to another partition and schedule; only layers that change hands travel. Nothing may be in flight."""
+        assert self._trace is not None and self.chain is not None and self.foresight is not None
+        self.starts, self.schedule = forecast.starts, forecast.schedule
+        workers = [self.pipeline.claimed[number] for number in forecast.workers]
+        started = time.perf_counter()
+        report = self.pipeline.move(self._trace, self.chain, self.starts, self.schedule, self._optimizers(), workers)
+        self._trained = self._what_is_trained()
+        self.foresight.deployed(forecast, time.perf_counter() - started)
+        return report
+
+    def _plan(self, foresight: Foresight, call: Call) -> None:
+        """Measure all devices, and put the stages in place that suit them best."""
+        assert self._trace is not None and self.chain is not None
+        self._check_layers()
+        if not isinstance(self._partition, str):
+            foresight.fix_partition(resolve_partition(self._partition, self.layers, len(self.pipeline.claimed)))
+        foresight.survey(self._trace, self.chain, self.pipeline, self._optimizers(), call.autocast)
+        forecast = foresight.plan()
+        log.info("plan: %s", forecast.describe(self.layers))
+        self.starts, self.schedule = forecast.starts, forecast.schedule
+        workers = [self.pipeline.claimed[number] for number in forecast.workers]
+        started = time.perf_counter()
+        self.pipeline.deploy(self._trace, self.chain, self.starts, self.schedule, self._optimizers(), workers)
+        self._trained = self._what_is_trained()
+        foresight.deployed(forecast, time.perf_counter() - started)
 
     @property
     def layers(self) -> list[str]:
@@ -190,14 +247,17 @@ class PipelinedModule:
         groups = [[id(p) for p in group["params"]] for o in self._optimizers() for group in o.param_groups]
         return [[p.requires_grad for p in self.module.parameters()], groups]
 
-    def _choose(self, firsts: Sequence[str]) -> list[int]:
-        workers = len(self.pipeline.workers)
-        layers = self.layers
+    def _check_layers(self) -> None:
+        workers, layers = len(self.pipeline.workers), self.layers
         if len(layers) <= workers:
             raise PipelineError(
                 f"{self.name} has {len(layers)} layers ({', '.join(layers)}), too few for {workers} workers and the"
                 f" central node; use at most {len(layers) - 1} workers"
             )
+
+    def _choose(self, firsts: Sequence[str]) -> list[int]:
+        self._check_layers()
+        workers, layers = len(self.pipeline.workers), self.layers
         if isinstance(self._partition, str):
             if firsts and all(first in layers for first in firsts):
                 return [layers.index(first) for first in firsts]  # a new trace alone is no reason to move layers

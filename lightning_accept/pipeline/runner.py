@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
@@ -19,12 +19,14 @@ from torch.optim import Optimizer
 from lightning_accept.codecs import Codec, CodecError, codec_from_config, decode
 from lightning_accept.graph import StageModule, StageProgram
 from lightning_accept.pipeline import optimizers as optim
+from lightning_accept.pipeline.clipping import clip_stage, squares_in, stage_squares
 from lightning_accept.pipeline.messages import (
     Deployment,
     Fault,
     Packet,
     QueueFull,
     StageFault,
+    StageReport,
     StageState,
     WrongTerm,
 )
@@ -95,6 +97,7 @@ class StageRunner:
         self._closed = False
         self._figures = {"forward_seconds": 0.0, "backward_seconds": 0.0, "waiting_seconds": 0.0, "jobs": 0}
         self._forward_seconds: dict[int, float] = {}
+        self._step_seconds = 0.0
         codecs = {name: codec_from_config(config) for name, config in spec["codecs"].items()}
         for codec in codecs.values():
             codec.prepare()
@@ -152,6 +155,17 @@ class StageRunner:
 
         return self._command(gather, timeout, "gather its state")
 
+    def handover(self, names: Sequence[str] | None, timeout: float) -> StageState:
+        """Hand a part of the state over; see :class:`lightning_accept.pipeline.transport.StageHost`."""
+
+        def hand_over() -> StageState:
+            state = self._executor.hand_over(names)
+            if names is None:
+                return state
+            return StageState(state.spec, {name: t.to("cpu", copy=True) for name, t in state.tensors.items()})
+
+        return self._command(hand_over, timeout, "hand its layers over")
+
     def stats(self) -> dict[str, Any]:
         """JSON-able figures of this stage and its links."""
         with self._lock:
@@ -164,7 +178,7 @@ class StageRunner:
             "outstanding": len(self._executor.outstanding),
             "queued": waiting,
             **self._figures,
-            "links": {"up": vars(self._up.figures).copy(), "down": vars(self._down.figures).copy()},
+            "links": {"up": self._up.stats(), "down": self._down.stats()},
         }
 
     @property
@@ -229,50 +243,75 @@ class StageRunner:
             self._down.put(Outgoing("evaluate", packet.job, packet.meta, outputs))
         elif packet.kind == "step":
             self._zero_gradients(packet)
-            for index, groups in packet.meta["update"]:
-                self._executor.step(index, groups, keep_gradients=True)
+            self._step(packet.meta["update"], keep_gradients=True)
 
     def _forward(self, packet: Packet, tensors: list[Tensor | None]) -> None:
         meta = packet.meta
         if meta.get("empty"):
             self._down.put(Outgoing("forward", packet.job, meta))
             return
-        started = time.perf_counter()
+        started = self._now()
         with borrowed_random_state(tensors, "random_state" in meta) as state:
             outputs, needs_grad = self._executor.forward(
                 _job(packet), _present(state.tensors), meta["needs_grad"], meta.get("autocast")
             )
             state.returned = outputs
-        seconds = time.perf_counter() - started
+        seconds = self._now() - started
         self._figures["forward_seconds"] += seconds
         self._forward_seconds[packet.job] = seconds
         self._down.put(Outgoing("forward", packet.job, {**meta, "needs_grad": needs_grad}, state.returned))
 
     def _backward(self, packet: Packet, tensors: list[Tensor | None]) -> None:
         meta = packet.meta
-        started = time.perf_counter()
+        started = self._now()
         self._zero_gradients(packet)
         gradients: list[Tensor | None] = []
         if meta.get("skip"):
             self._executor.skip(packet.job)
         elif not meta.get("empty"):
             gradients = self._executor.backward(packet.job, tensors)
-        _synchronise(self._device)
-        seconds = time.perf_counter() - started
+        meta = self._clip(meta)
+        seconds = self._now() - started
         self._figures["backward_seconds"] += seconds
         self._figures["jobs"] += 1
-        forward_seconds = self._forward_seconds.pop(packet.job, 0.0)
-        times = {**meta.get("times", {}), str(self._deployment.stage): [forward_seconds, seconds]}
+        forward_seconds = self._forward_seconds.pop(packet.job, None)
+        if forward_seconds is not None and not meta.get("skip"):
+            report = StageReport(
+                forward_seconds, seconds, self._step_seconds, self._down.meter.bandwidth, self._up.meter.bandwidth
+            )
+            meta = {**meta, "times": {**meta.get("times", {}), str(self._deployment.stage): report.to_json()}}
         # The gradient leaves before the update: the neighbour need not wait for it.
-        self._up.put(Outgoing("backward", packet.job, {**meta, "times": times}, gradients))
-        for index, groups in meta.get("update") or ():
-            self._executor.step(index, groups)
+        self._up.put(Outgoing("backward", packet.job, meta, gradients))
+        self._step(meta.get("update") or (), keep_gradients=False)
 
     # ----- helpers
+
+    def _clip(self, meta: dict[str, Any]) -> dict[str, Any]:
+        """Clip the gradients where an update asks for it; ``meta`` with what the stages before this one must know."""
+        if "norms" in meta:
+            own = {str(self._deployment.stage): stage_squares(self._executor)}
+            meta = {**meta, "norms": {**meta["norms"], **own}}
+        clip_stage(self._executor, meta.get("clip", []), squares_in(meta), self._deployment.stages)
+        return meta
+
+    def _step(self, update: Sequence[Any], keep_gradients: bool) -> None:
+        if not update:
+            return
+        started = self._now()
+        for index, groups in update:
+            self._executor.step(index, groups, keep_gradients=keep_gradients)
+        self._step_seconds = self._now() - started
+
+    def _now(self) -> float:
+        """The time once the device has done all that it was given."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
 
     def _zero_gradients(self, packet: Packet) -> None:
         for index in packet.meta.get("zero", ()):
             self._executor.zero_gradients(index)
+        clip_stage(self._executor, packet.meta.get("clipped", []), {}, self._deployment.stages)
 
     def _decode(self, packet: Packet) -> list[Tensor | None]:
         try:
@@ -382,8 +421,3 @@ def _run_command(function: Callable[[], T], future: Future[T]) -> None:
             future.set_result(function())
         except BaseException as error:
             future.set_exception(error)
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

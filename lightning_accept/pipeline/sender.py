@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_accept.codecs import Codec, CodecError, Payload
 from lightning_accept.codecs.cast import raw_payload
+from lightning_accept.pipeline.link_meter import LinkMeter
 from lightning_accept.pipeline.messages import Kind, Packet, PipelineError
 from lightning_accept.pipeline.transport import Channel
 
@@ -81,6 +82,7 @@ class Sender:
         on_error: Callable[[str, BaseException], None],
     ) -> None:
         self.figures = LinkFigures()
+        self.meter = LinkMeter()
         self._name = name
         self._channel = channel
         self._templates = {False: codec, True: eval_codec}
@@ -116,7 +118,7 @@ class Sender:
                 started = time.perf_counter()
                 packet = self._encode(outgoing)
                 encoded = time.perf_counter()
-                self._channel.send(packet)
+                transfer = self._channel.send(packet)
             except BaseException as error:
                 self._on_error(f"sending of {describe(outgoing.kind, outgoing.meta)} over the {self._name}", error)
                 return
@@ -126,6 +128,17 @@ class Sender:
             figures.raw_bytes += sum(t.numel() * t.element_size() for t in outgoing.tensors if t is not None)
             figures.encode_seconds += encoded - started
             figures.send_seconds += time.perf_counter() - encoded
+            if transfer is not None:
+                self.meter.add(transfer)
+
+    def stats(self) -> dict[str, Any]:
+        """JSON-able figures of the link, its ``bandwidth`` in bits per second and ``latency`` in seconds included."""
+        speed = self.meter.speed
+        return {
+            **vars(self.figures),
+            "bandwidth": None if speed is None else speed.bandwidth,
+            "latency": None if speed is None else speed.latency,
+        }
 
     def _codec(self, evaluating: bool, index: int) -> Codec:
         """The codec of one tensor of the cut; evaluation has its own, so that it disturbs no state."""

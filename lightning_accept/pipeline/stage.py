@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 
 from lightning_accept.graph import StageModule
 from lightning_accept.pipeline import optimizers as optim
-from lightning_accept.pipeline.messages import PipelineError
+from lightning_accept.pipeline.handover import part_of
+from lightning_accept.pipeline.messages import PipelineError, StageState
 from lightning_accept.pipeline.prediction import predict_weights
 
 RANDOM_LOCK = threading.Lock()  # stages that share a process share the global random state too
@@ -168,7 +169,7 @@ class StageExecutor:
                 [gradient for _, gradient in pairs],
                 allow_unused=True,
             )
-        for name, result in zip(weights, results[len(wanted) :], strict=True):
+        for name, result in zip(weights, _apart(results, len(wanted)), strict=True):
             if result is not None:
                 known = self._gradients.get(name)
                 self._gradients[name] = result if known is None else known + result
@@ -197,6 +198,20 @@ class StageExecutor:
         for parameter in self._own_parameters(optimizer) if optimizer is not None else ():
             self._gradients.pop(self._names[parameter], None)
             self._unstepped.discard(self._names[parameter])
+
+    def gradients_of(self, index: int) -> list[Tensor]:
+        """The gradients added up for the parameters of optimizer ``index``."""
+        return [self._gradients[name] for name in self._names_of(index)]
+
+    def scale_gradients(self, index: int, factor: float) -> None:
+        """Multiply the gradients added up for the parameters of optimizer ``index``."""
+        for name in self._names_of(index):
+            self._gradients[name] = self._gradients[name] * factor
+
+    def clamp_gradients(self, index: int, limit: float) -> None:
+        """Bring every element of the gradients of optimizer ``index`` within ``-limit`` and ``limit``."""
+        for name in self._names_of(index):
+            self._gradients[name] = self._gradients[name].clamp(-limit, limit)
 
     def step(self, index: int, groups: optim.HyperParameters, keep_gradients: bool = False) -> None:
         """Update the weights by optimizer ``index`` from the gradients added up so far.
@@ -254,6 +269,17 @@ class StageExecutor:
         tensors.update({f"grad/{name}": gradient for name, gradient in self.unstepped_gradients().items()})
         return {"optimizers": scalars, "updates": self.updates_done}, tensors
 
+    def hand_over(self, names: Sequence[str] | None) -> StageState:
+        """The part of the state that belongs to ``names``, or all of it, constants included; nothing is copied.
+
+        Raises:
+            ValueError: If the stage does not hold one of the names.
+        """
+        spec, tensors = self.gather()
+        tensors.update({f"const/{name}": constant for name, constant in self.module.constants.items()})
+        state = StageState(spec, tensors)
+        return state if names is None else part_of(state, names)
+
     def restore_optimizers(self, scalars: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> None:
         """Put optimizer state in that :meth:`gather` took elsewhere."""
         optim.unpack_state(self.optimizers, self.module.parameters, scalars, tensors)
@@ -290,6 +316,12 @@ class StageExecutor:
         for parameter in parameters:
             if parameter.data_ptr() in held:
                 parameter.data = parameter.data.clone()
+
+    def _names_of(self, index: int) -> list[str]:
+        """Names of the parameters of optimizer ``index`` that have a gradient."""
+        optimizer = self.optimizers[index]
+        own = self._own_parameters(optimizer) if optimizer is not None else ()
+        return [self._names[parameter] for parameter in own if self._names[parameter] in self._gradients]
 
     def _own_parameters(self, optimizer: Optimizer) -> list[nn.Parameter]:
         return [p for group in optimizer.param_groups for p in group["params"] if p in self._names]
@@ -349,6 +381,19 @@ def check_finite(tensor: Tensor, what: str) -> None:
     if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
         kind = "NaN" if torch.isnan(tensor).any() else "infinity"
         raise NonFiniteActivation(f"{what} holds {kind}; look at the input data and the learning rate")
+
+
+def _apart(results: Sequence[Tensor | None], first: int) -> list[Tensor | None]:
+    """``results`` from ``first`` on, none of which shares its memory with another: they may be changed in place."""
+    seen = {result.data_ptr() for result in results[:first] if result is not None}
+    apart = []
+    for result in results[first:]:
+        if result is not None and result.data_ptr() in seen:
+            result = result.clone()
+        elif result is not None:
+            seen.add(result.data_ptr())
+        apart.append(result)
+    return apart
 
 
 def _cuda_devices(device: torch.device) -> list[int]:

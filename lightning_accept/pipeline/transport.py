@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
-from lightning_accept.pipeline.messages import Deployment, Direction, Fault, Packet, StageState
+from lightning_accept.partition.link import Speed
+from lightning_accept.pipeline.messages import Deployment, Direction, Fault, Packet, StageState, Transfer
+
+if TYPE_CHECKING:
+    from lightning_accept.latency.profile import Profile, ProfileRequest
 
 
 class Channel(Protocol):
     """One stage's way to one neighbour."""
 
-    def send(self, packet: Packet) -> None:
+    def send(self, packet: Packet) -> Transfer | None:
         """Hand ``packet`` over; return when the neighbour has taken it.
 
         Called from one sender thread at a time. Retries lost requests and waits out back-pressure until its deadline.
+
+        Returns:
+            How long the packet was on the link; None where that cannot be told.
 
         Raises:
             TransportError: If the neighbour did not take it within the deadline.
@@ -48,6 +56,19 @@ class StageHost(Protocol):
             TimeoutError: If the compute thread did not come to it in time.
         """
 
+    def handover(self, names: Sequence[str] | None, timeout: float) -> StageState:
+        """The part of the stage's state that belongs to ``names``, for the stage that holds it from now on.
+
+        Args:
+            names: As in :class:`Sources`. None takes everything, without a copy: this stage does no more work then.
+            timeout: Seconds within which the compute thread must come to it.
+
+        Raises:
+            StageFault: If this stage has failed.
+            TimeoutError: If the compute thread did not come to it in time.
+            ValueError: If the stage does not hold one of the names.
+        """
+
     def stats(self) -> dict[str, Any]:
         """JSON-able figures: jobs done, seconds of compute and waiting, queue lengths, bytes per link."""
 
@@ -68,24 +89,66 @@ class WorkerHandle(Protocol):
     address: str
     """What a neighbouring worker needs to reach it (``Deployment.upstream`` and ``downstream``)."""
 
-    def claim(self, run: str, holder: str) -> dict[str, Any]:
+    def claim(self, run: str, holder: str, link_token: str) -> dict[str, Any]:
         """Take the worker for ``run``; returns its facts (version, device, threads, memory).
+
+        Other workers of the run address it with ``link_token`` from now on.
 
         Raises:
             PipelineError: If it is busy (with who holds it and since when), refuses the token, or is not there.
         """
 
-    def deploy(self, deployment: Deployment) -> None:
-        """Put a stage on the worker, replacing the one of an earlier term."""
+    def deploy(self, deployment: Deployment, timeout: float | None = None) -> int:
+        """Put a stage on the worker, replacing the one of an earlier term.
 
-    def send(self, packet: Packet) -> None:
+        Args:
+            deployment: The stage.
+            timeout: Seconds that the worker may take to build it and to fetch what others hold, its own transfer left
+                out; by default those within which it must answer anything.
+
+        Returns:
+            Bytes of state that the worker fetched from other workers.
+
+        Raises:
+            SourceUnreachable: If the worker cannot reach one of the deployment's sources. The deployment may be
+                repeated with what that source holds among its tensors.
+        """
+
+    def handover(self, term: int, names: Sequence[str], timeout: float) -> StageState:
+        """What the worker's stage of ``term`` holds of ``names``; see :class:`Sources` and :meth:`StageHost.handover`.
+
+        Raises:
+            WrongTerm: If the worker holds no stage of that term, nor keeps its state.
+        """
+
+    def forget(self, term: int) -> None:
+        """Make the worker drop a stage of a term before ``term``, and what it keeps of one for others."""
+
+    def profile(self, request: ProfileRequest, timeout: float) -> Profile:
+        """Measure sub-models on the worker, which takes as long as the request allows.
+
+        Raises:
+            PipelineError: If the worker cannot make sense of the request.
+            TransportError: If it takes more than ``timeout`` seconds.
+        """
+
+    def measure_link(self, seconds: float) -> tuple[Speed, Speed]:
+        """Measure the link from here to the worker, and back, within about ``seconds`` each.
+
+        Not while packets travel: the two would share the link.
+        """
+
+    def measure_link_to(self, address: str, seconds: float) -> Speed:
+        """Measure the link from the worker to the one at ``address``, which the same run has claimed."""
+
+    def send(self, packet: Packet) -> Transfer | None:
         """As :meth:`Channel.send`."""
 
     def receive(self, direction: Direction, timeout: float) -> Packet | None:
         """The next packet that this worker addresses to the central node in ``direction``.
 
         Each comes exactly once and in the order of sending; None if there is none within ``timeout`` seconds. One
-        caller at a time per direction.
+        caller at a time per direction. :attr:`Packet.transfer` tells how fast it came, where that was measured.
         """
 
     def state(self, timeout: float) -> StageState:

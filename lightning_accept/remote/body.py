@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -25,6 +26,22 @@ async def read_body(request: web.Request, limit: int, patience: float) -> memory
     Raises:
         Refusal: 411 without a declared length, 413 above ``limit``, 408 past the deadline.
     """
+    size = _declared(request, limit)
+    buffer = new_buffer(size)
+
+    def keep(position: int, chunk: bytes) -> None:
+        buffer[position : position + len(chunk)] = chunk
+
+    await _receive(request, size, patience, keep)
+    return buffer
+
+
+async def drop_body(request: web.Request, limit: int, patience: float) -> None:
+    """As :func:`read_body`, but keep nothing."""
+    await _receive(request, _declared(request, limit), patience, lambda position, chunk: None)
+
+
+def _declared(request: web.Request, limit: int) -> int:
     size = request.content_length
     if size is None:
         raise Refusal(411, "length", "the request must declare its Content-Length")
@@ -34,7 +51,10 @@ async def read_body(request: web.Request, limit: int, patience: float) -> memory
             "size",
             f"a body of {size} bytes exceeds the limit of {limit} bytes; start the worker with a larger --max-body",
         )
-    buffer = new_buffer(size)
+    return size
+
+
+async def _receive(request: web.Request, size: int, patience: float, take: Callable[[int, bytes], None]) -> None:
     filled = 0
     loop = asyncio.get_running_loop()
     progress = loop.time()
@@ -61,7 +81,7 @@ async def read_body(request: web.Request, limit: int, patience: float) -> memory
             chunk, _ = await request.content.readchunk()
             if not chunk:
                 raise Refusal(400, "frame", f"the body ended after {filled} of {size} bytes")
-            buffer[filled : filled + len(chunk)] = chunk
+            take(filled, chunk[: size - filled])
             filled += len(chunk)
             progress = loop.time()
     except asyncio.CancelledError:
@@ -72,4 +92,3 @@ async def read_body(request: web.Request, limit: int, patience: float) -> memory
         raise Refusal(408, "slow", f"only {filled} of {size} bytes of the body arrived in time") from None
     finally:
         timer.cancel()
-    return buffer

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
-from urllib.parse import quote
 
+from lightning_accept.latency.profile import Profile
+from lightning_accept.latency.request import ProfileRequest
+from lightning_accept.partition.link import Speed
 from lightning_accept.pipeline.messages import (
     Deployment,
     Direction,
@@ -15,11 +20,16 @@ from lightning_accept.pipeline.messages import (
     Packet,
     PipelineError,
     StageState,
+    Transfer,
     TransportError,
     WrongTerm,
 )
+from lightning_accept.remote.handover import request_handover
+from lightning_accept.remote.http_probe import longest, probe_back, probe_there
 from lightning_accept.remote.interrupt import Interrupter
-from lightning_accept.remote.peer import Peer, check_url
+from lightning_accept.remote.packet_sender import PacketSender, describe, run_path
+from lightning_accept.remote.peer import Peer, Reply, check_url
+from lightning_accept.remote.probe import LONGEST_PROBE
 from lightning_accept.remote.wire import (
     ITEM_HEADER,
     PROTOCOL,
@@ -27,6 +37,8 @@ from lightning_accept.remote.wire import (
     fault_from_json,
     pack_deployment,
     pack_packet,
+    pack_profile_request,
+    speed_from_json,
     unpack_packet,
     unpack_state,
 )
@@ -49,20 +61,17 @@ class HttpChannel:
 
     def __init__(self, url: str, token: str, *, timeout: float = 60.0, cafile: str | None = None) -> None:
         self._interrupter = Interrupter()
-        self._peer = Peer(url, token, timeout=timeout, cafile=cafile, interrupter=self._interrupter)
+        peer = Peer(url, token, timeout=timeout, cafile=cafile, interrupter=self._interrupter)
+        self._sender = PacketSender(peer)
 
-    def send(self, packet: Packet) -> None:
+    def send(self, packet: Packet) -> Transfer:
         """See :meth:`lightning_accept.pipeline.transport.Channel.send`."""
-        self._peer.request(*_packet_request(packet), body=pack_packet(packet))
+        return self._sender.send(packet, pack_packet(packet))
 
     def close(self) -> None:
         """See :meth:`lightning_accept.pipeline.transport.Channel.close`."""
         self._interrupter.interrupt()
-        self._peer.close()
-
-
-def _packet_request(packet: Packet) -> tuple[str, str, str]:
-    return "POST", f"{_path(packet.run)}/packets", f"the {packet.kind} of job {packet.job}"
+        self._sender.close()
 
 
 class HttpWorker:
@@ -88,7 +97,7 @@ class HttpWorker:
             return Peer(url, token, timeout=timeout, cafile=cafile, interrupter=interrupter)
 
         # Activations, gradients and step requests are sent by threads of their own.
-        self._sending = {kind: new_peer(self._interrupter) for kind in ("down", "up", "step")}
+        self._sending = {kind: PacketSender(new_peer(self._interrupter)) for kind in ("down", "up", "step")}
         self._receiving: dict[Direction, Peer] = {
             "up": new_peer(self._interrupter),
             "down": new_peer(self._interrupter),
@@ -96,6 +105,9 @@ class HttpWorker:
         self._polling = new_peer(self._interrupter)
         self._control = new_peer(self._interrupter)
         self._control_lock = threading.Lock()
+        # Measuring takes long, and the figures may be wanted meanwhile.
+        self._measuring = new_peer(self._interrupter)
+        self._measuring_lock = threading.Lock()
         # Works after close() too.
         self._farewell = new_peer(Interrupter())
         self._timeout = timeout
@@ -106,9 +118,9 @@ class HttpWorker:
         self._next_term = -1
         self._received: dict[Direction, int] = {"up": 0, "down": 0}
 
-    def claim(self, run: str, holder: str) -> dict[str, Any]:
+    def claim(self, run: str, holder: str, link_token: str) -> dict[str, Any]:
         """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.claim`."""
-        body = json.dumps({"run": run, "holder": holder}).encode()
+        body = json.dumps({"run": run, "holder": holder, "link_token": link_token}).encode()
         with self._control_lock:
             reply = self._control.request(
                 "POST", "/runs", "the claim", body=body, timeout=min(self._timeout, _CLAIM_TIMEOUT)
@@ -123,7 +135,7 @@ class HttpWorker:
         self._max_body = facts.get("max_body")
         return facts
 
-    def deploy(self, deployment: Deployment) -> None:
+    def deploy(self, deployment: Deployment, timeout: float | None = None) -> int:
         """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.deploy`."""
         body = pack_deployment(deployment)
         self._check_size(f"stage {deployment.stage}", body)
@@ -131,20 +143,75 @@ class HttpWorker:
             self._next_term = deployment.term
         with self._control_lock:
             # Building a stage takes its time, so the worker's silence is no sign of a loss.
-            self._control.request(
-                "POST", f"{_path(self._run)}/deploy", f"stage {deployment.stage}", body=body, wait=self._timeout
+            reply = self._control.request(
+                "POST",
+                f"{run_path(self._run)}/deploy",
+                f"stage {deployment.stage}",
+                body=body,
+                wait=self._timeout if timeout is None else timeout,
             )
+        fetched = self._json(reply.body).get("fetched")
+        if not isinstance(fetched, int):
+            raise PipelineError(f"worker {self.name} does not answer a deployment as a worker does")
         with self._terms:
             self._term = deployment.term
             self._received = {"up": 0, "down": 0}
             self._terms.notify_all()
+        return fetched
 
-    def send(self, packet: Packet) -> None:
+    def handover(self, term: int, names: Sequence[str], timeout: float) -> StageState:
+        """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.handover`."""
+        with self._control_lock:
+            return request_handover(self._control, self._run, term, names, timeout)
+
+    def forget(self, term: int) -> None:
+        """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.forget`."""
+        with self._control_lock:
+            self._control.request(
+                "POST", f"{run_path(self._run)}/forget", "the end of its earlier stage", query={"term": str(term)}
+            )
+
+    def profile(self, request: ProfileRequest, timeout: float) -> Profile:
+        """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.profile`."""
+        body = pack_profile_request(request)
+        self._check_size("the profile request", body)
+        # A lost reply is asked for again by the same number, so that nothing is measured twice.
+        query = {"number": secrets.token_hex(8), "wait": f"{timeout:.3f}"}
+        with self._measuring_lock:
+            reply = self._measuring.request(
+                "POST", f"{run_path(self._run)}/profile", "the profile request", query=query, body=body, wait=timeout
+            )
+        try:
+            return Profile.from_json(self._json(reply.body))
+        except ValueError as error:
+            raise PipelineError(f"worker {self.name} sent something that is not a profile: {error}") from error
+
+    def measure_link(self, seconds: float) -> tuple[Speed, Speed]:
+        """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.measure_link`."""
+        seconds = min(seconds, LONGEST_PROBE)
+        with self._measuring_lock:
+            there = probe_there(self._measuring, self._run, seconds)
+            return there, probe_back(self._measuring, self._run, seconds)
+
+    def measure_link_to(self, address: str, seconds: float) -> Speed:
+        """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.measure_link_to`."""
+        seconds = min(seconds, LONGEST_PROBE)
+        body = json.dumps({"address": address, "seconds": seconds}).encode()
+        what = f"the measuring of its link to {address}"
+        with self._measuring_lock:
+            reply = self._measuring.request(
+                "POST", f"{run_path(self._run)}/measure-link", what, body=body, wait=longest(seconds) + self._timeout
+            )
+        try:
+            return speed_from_json(self._json(reply.body))
+        except WireError as error:
+            raise PipelineError(f"worker {self.name}, {what}: {error}") from error
+
+    def send(self, packet: Packet) -> Transfer:
         """See :meth:`lightning_accept.pipeline.transport.Channel.send`."""
         body = pack_packet(packet)
-        method, path, what = _packet_request(packet)
-        self._check_size(what, body)
-        self._sending["step" if packet.kind == "step" else packet.direction].request(method, path, what, body=body)
+        self._check_size(describe(packet), body)
+        return self._sending["step" if packet.kind == "step" else packet.direction].send(packet, body)
 
     def receive(self, direction: Direction, timeout: float) -> Packet | None:
         """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.receive`."""
@@ -163,7 +230,7 @@ class HttpWorker:
             try:
                 reply = self._receiving[direction].request(
                     "GET",
-                    f"{_path(self._run)}/outbox/{direction}",
+                    f"{run_path(self._run)}/outbox/{direction}",
                     f"the packets that go {direction}",
                     query={"term": str(term), "after": str(after), "wait": f"{wait:.3f}"},
                     wait=wait,
@@ -175,29 +242,28 @@ class HttpWorker:
                 # A deployment is under way, and with it the next term.
                 continue
             if reply.status != 204:
-                return self._accept(direction, term, after, reply.headers.get(ITEM_HEADER), reply.body)
+                return self._accept(direction, term, after, reply)
             if time.monotonic() >= deadline:
                 return None
 
-    def _accept(
-        self, direction: Direction, term: int | None, after: int, number: str | None, frame: memoryview
-    ) -> Packet:
+    def _accept(self, direction: Direction, term: int | None, after: int, reply: Reply) -> Packet:
+        number = reply.headers.get(ITEM_HEADER)
         if number != str(after + 1):
             raise PipelineError(f"worker {self.name} sent item {number} instead of {after + 1}")
         try:
-            packet = unpack_packet(frame)
+            packet = unpack_packet(reply.body)
         except WireError as error:
             raise PipelineError(f"worker {self.name} sent something that is not a packet: {error}") from error
         with self._terms:
             if self._term == term:
                 self._received[direction] = after + 1
-        return packet
+        return replace(packet, transfer=reply.transfer)
 
     def state(self, timeout: float) -> StageState:
         """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.state`."""
         with self._control_lock:
             reply = self._control.request(
-                "GET", f"{_path(self._run)}/state", "its state", query={"wait": f"{timeout:.3f}"}, wait=timeout
+                "GET", f"{run_path(self._run)}/state", "its state", query={"wait": f"{timeout:.3f}"}, wait=timeout
             )
         try:
             return unpack_state(reply.body)
@@ -210,7 +276,7 @@ class HttpWorker:
         while True:
             wait = min(max(0.0, deadline - time.monotonic()), _LONGEST_POLL)
             reply = self._polling.request(
-                "GET", f"{_path(self._run)}/poll", "the poll", query={"wait": f"{wait:.3f}"}, wait=wait
+                "GET", f"{run_path(self._run)}/poll", "the poll", query={"wait": f"{wait:.3f}"}, wait=wait
             )
             fault = self._json(reply.body).get("fault")
             if fault is not None:
@@ -224,15 +290,16 @@ class HttpWorker:
     def stats(self) -> dict[str, Any]:
         """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.stats`."""
         with self._control_lock:
-            return self._json(self._control.request("GET", f"{_path(self._run)}/stats", "its figures").body)
+            return self._json(self._control.request("GET", f"{run_path(self._run)}/stats", "its figures").body)
 
     def close(self) -> None:
         """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.close`."""
         self._interrupter.interrupt()
         with self._terms:
             self._terms.notify_all()
-        peers = (*self._sending.values(), *self._receiving.values(), self._polling, self._control)
-        for peer in peers:
+        for sender in self._sending.values():
+            sender.close()
+        for peer in (*self._receiving.values(), self._polling, self._control, self._measuring):
             peer.close()
 
     def release(self) -> None:
@@ -240,7 +307,7 @@ class HttpWorker:
         run, self._run = self._run, ""
         if run:
             try:
-                self._farewell.request("DELETE", _path(run), "the release", timeout=_RELEASE_TIMEOUT)
+                self._farewell.request("DELETE", run_path(run), "the release", timeout=_RELEASE_TIMEOUT)
             except PipelineError:
                 # Its lease will end.
                 return
@@ -263,7 +330,3 @@ class HttpWorker:
         if not isinstance(content, dict):
             raise PipelineError(f"{self.name} does not answer as a worker does; check the URL")
         return content
-
-
-def _path(run: str) -> str:
-    return f"/runs/{quote(run, safe='')}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import socket
 from typing import Any
 
 import torch
 
+from lightning_accept.latency.memory import memory_bytes
+from lightning_accept.remote.cores import cpu_share
 from lightning_accept.remote.wire import PROTOCOL
 from lightning_accept.version import __version__
 
@@ -35,34 +36,15 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def memory_bytes(device: torch.device) -> tuple[int | None, int | None]:
-    """Free and total memory of ``device`` in bytes; None where the system does not tell."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return free, total
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        return tuple(int(fields[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))  # type: ignore[return-value]
-    except (OSError, KeyError, ValueError):
-        return None, None
-
-
 def facts(device: torch.device, threads: int) -> dict[str, Any]:
-    """JSON-able facts of this worker; memory in bytes."""
+    """JSON-able facts of this device; memory in bytes, ``cores`` as what may be kept busy."""
     free, total = memory_bytes(device)
     return {
         "version": __version__,
         "protocol": PROTOCOL,
         "device": str(device),
         "threads": threads,
+        "cores": cpu_share(),
         "memory_free": free,
         "memory_total": total,
         "torch": str(torch.__version__),

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from lightning_accept.pipeline.messages import PipelineError
-from lightning_accept.remote.facts import usable_cores
+from lightning_accept.remote.cores import usable_cores
 from lightning_accept.remote.tokens import new_token
 
 # Reads its configuration from standard input, since arguments and environment can be seen by every user. The path comes

@@ -6,12 +6,17 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from lightning_accept.latency.profile import Profile, ProfileRequest, ProfileStopped, run_profile
+from lightning_accept.partition.link import Speed
+from lightning_accept.pipeline.handover import part_of
 from lightning_accept.pipeline.messages import (
     Deployment,
     Direction,
@@ -21,25 +26,31 @@ from lightning_accept.pipeline.messages import (
     QueueFull,
     StageFault,
     StageState,
+    Transfer,
     TransportError,
     WrongTerm,
 )
 from lightning_accept.pipeline.transport import Channel, StageHost
 from lightning_accept.remote.disturb import Disturbance
+from lightning_accept.remote.handover import HANDOVER_SECONDS, Kept, take_over
 from lightning_accept.remote.outbox import Outbox
 from lightning_accept.remote.tenancy import StageFactory
 from lightning_accept.remote.wire import (
     PROTOCOL,
     pack_deployment,
     pack_packet,
+    pack_profile_request,
     pack_state,
     unpack_deployment,
     unpack_packet,
+    unpack_profile_request,
     unpack_state,
 )
 from lightning_accept.version import __version__
 
 Disturb = Callable[[Packet], Disturbance]
+Profiler = Callable[[str, ProfileRequest], Profile]
+Links = Callable[["str | None", "str | None"], Speed]
 
 _RETRY_PAUSE = 0.005
 _FAULT_INTERVAL = 0.01
@@ -56,6 +67,9 @@ class MemoryCluster:
             are.
         device: Where stages compute.
         timeout: Seconds after which a packet that is not taken is given up.
+        profiler: Called with a worker's address and what is to be measured there, in place of measuring it.
+        links: The speed of the way from one address to another (None is the central node), which is what measuring
+            and packets tell; nothing is slowed down. By default no time passes on links.
     """
 
     def __init__(
@@ -67,13 +81,31 @@ class MemoryCluster:
         through_wire: bool = True,
         device: torch.device | str = "cpu",
         timeout: float = 60.0,
+        profiler: Profiler | None = None,
+        links: Links | None = None,
     ) -> None:
+        self.profiler = profiler
+        self.links = links
         self.make_stage = make_stage
         self.disturb = disturb
         self.through_wire = through_wire
         self.device = torch.device(device)
         self.timeout = timeout
+        self.apart: set[tuple[str, str]] = set()
+        """Pairs of addresses: the first cannot fetch layers from the second."""
         self.workers = [MemoryWorker(self, f"memory://{number}") for number in range(1, count + 1)]
+
+    def speed(self, source: str | None, target: str | None) -> Speed:
+        """The speed of the way from ``source`` to ``target``."""
+        return Speed() if self.links is None else self.links(source, target)
+
+    def transfer(self, source: str | None, target: str | None, nbytes: int) -> Transfer | None:
+        """How long so many bytes take; None if that is no time anyway."""
+        if self.links is None:
+            return None
+        there, back = self.speed(source, target), self.speed(target, source)
+        round_trip = there.latency + back.latency
+        return Transfer(nbytes, 8.0 * nbytes / there.bandwidth + round_trip, round_trip)
 
     def worker_at(self, address: str) -> MemoryWorker:
         """The worker whose address is ``address``; PipelineError if there is none."""
@@ -90,15 +122,16 @@ class MemoryCluster:
 
 
 class MemoryChannel:
-    """A channel to a worker of the cluster, with whatever disturbs its packets."""
+    """A channel from a worker or the central node to a worker of the cluster, with whatever disturbs its packets."""
 
-    def __init__(self, cluster: MemoryCluster, address: str) -> None:
+    def __init__(self, cluster: MemoryCluster, source: str | None, address: str) -> None:
         self._cluster = cluster
+        self._source = source
         self._address = address
         self._closed = threading.Event()
         self._late: list[Packet] = []
 
-    def send(self, packet: Packet) -> None:
+    def send(self, packet: Packet) -> Transfer | None:
         """See :meth:`lightning_accept.pipeline.transport.Channel.send`."""
         cluster = self._cluster
         disturbance = _suffer(cluster, packet, self._closed)
@@ -114,6 +147,7 @@ class MemoryChannel:
             duplicates = []
         for duplicate in late + duplicates:
             self._deliver(duplicate)
+        return cluster.transfer(self._source, self._address, packet.nbytes)
 
     def _deliver(self, packet: Packet) -> None:
         deadline = time.monotonic() + self._cluster.timeout
@@ -163,6 +197,23 @@ def _suffer(cluster: MemoryCluster, packet: Packet, interrupted: threading.Event
     return disturbance
 
 
+class _MemorySource:
+    """One worker of the cluster, as seen by another that takes layers over."""
+
+    def __init__(self, cluster: MemoryCluster, seen_from: str, address: str) -> None:
+        self._cluster = cluster
+        self._seen_from = seen_from
+        self._address = address
+
+    def handover(self, run: str, term: int, names: Sequence[str]) -> StageState:
+        if (self._seen_from, self._address) in self._cluster.apart:
+            raise TransportError(f"worker {self._address} could not be reached")
+        return self._cluster.worker_at(self._address).handover(term, names, HANDOVER_SECONDS)
+
+    def close(self) -> None:
+        pass
+
+
 class MemoryWorker:
     """A :class:`~lightning_accept.pipeline.transport.WorkerHandle` and the worker behind it."""
 
@@ -176,19 +227,21 @@ class MemoryWorker:
         self._closed = False
         self._host: StageHost | None = None
         self._term: int | None = None
+        self._kept: Kept | None = None
+        self._handing = threading.Lock()
         self._terms = threading.Condition()
         self._outboxes: dict[Direction, Outbox] = {}
         self._received: dict[Direction, int] = {}
-        self._sending = MemoryChannel(cluster, address)
+        self._sending = MemoryChannel(cluster, None, address)
 
-    def claim(self, run: str, holder: str) -> dict[str, Any]:
+    def claim(self, run: str, holder: str, link_token: str) -> dict[str, Any]:
         """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.claim`."""
         self._check()
         if self._run and (self._run, self._holder) != (run, holder):
             raise PipelineError(f"worker {self.name} is busy: held by {self._holder} (run {self._run})")
         if self._closed:
             self._closed = False
-            self._sending = MemoryChannel(self._cluster, self.address)
+            self._sending = MemoryChannel(self._cluster, None, self.address)
         self._run, self._holder = run, holder
         return {
             "version": __version__,
@@ -198,14 +251,16 @@ class MemoryWorker:
             "host": f"process {os.getpid()}",
         }
 
-    def deploy(self, deployment: Deployment) -> None:
+    def deploy(self, deployment: Deployment, timeout: float | None = None) -> int:
         """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.deploy`."""
         self._check()
         if deployment.run != self._run or (self._term is not None and deployment.term <= self._term):
             raise WrongTerm(f"worker {self.name} refused term {deployment.term} of run {deployment.run}")
         if self._cluster.through_wire:
             deployment = unpack_deployment(pack_deployment(deployment))
-        self._drop()
+        self._set_aside(keep=deployment.sources is not None)
+        open_source = partial(_MemorySource, self._cluster, self.address)
+        deployment, fetched = take_over(deployment, self._kept, open_source, self.name)
         outboxes: dict[Direction, Outbox] = {
             "up": _DisturbedOutbox(self._cluster),
             "down": _DisturbedOutbox(self._cluster),
@@ -227,9 +282,45 @@ class MemoryWorker:
             self._host, self._term, self._outboxes = host, deployment.term, outboxes
             self._received = {"up": 0, "down": 0}
             self._terms.notify_all()
+        return fetched
+
+    def _set_aside(self, keep: bool) -> None:
+        with self._handing:
+            if not keep:
+                self._kept = None
+            elif self._host is not None:
+                assert self._term is not None
+                self._kept = Kept(self._term, self._host.handover(None, HANDOVER_SECONDS))
+            self._drop()
+
+    def handover(self, term: int, names: Sequence[str], timeout: float) -> StageState:
+        """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.handover`."""
+        self._check()
+        try:
+            with self._handing:
+                if self._kept is not None and self._kept.term == term:
+                    state = part_of(self._kept.state, names)
+                elif self._term == term and self._host is not None:
+                    state = self._host.handover(names, timeout)
+                else:
+                    raise WrongTerm(f"worker {self.name} has no stage of term {term} to hand layers over from")
+        except TimeoutError as error:
+            raise TransportError(f"worker {self.name}, the handover of layers: {error}") from error
+        except ValueError as error:
+            raise PipelineError(f"worker {self.name} refused the handover of layers: {error}") from error
+        return unpack_state(pack_state(state)) if self._cluster.through_wire else state
+
+    def forget(self, term: int) -> None:
+        """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.forget`."""
+        self._check()
+        with self._handing:
+            if self._kept is not None and self._kept.term < term:
+                self._kept = None
+            if self._term is not None and self._term < term:
+                self._drop()
 
     def _channel(self, address: str | None, outbox: Outbox) -> Channel:
-        return outbox if address is None else MemoryChannel(self._cluster, address)
+        return outbox if address is None else MemoryChannel(self._cluster, self.address, address)
 
     def deliver(self, packet: Packet) -> None:
         """The worker's side of :meth:`send`; see :meth:`StageHost.deliver`."""
@@ -240,10 +331,37 @@ class MemoryWorker:
             raise WrongTerm(f"no stage of run {packet.run} is deployed on {self.name}")
         host.deliver(packet)
 
-    def send(self, packet: Packet) -> None:
+    def profile(self, request: ProfileRequest, timeout: float) -> Profile:
+        """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.profile`."""
+        self._check()
+        if self._cluster.through_wire:
+            request = unpack_profile_request(pack_profile_request(request))
+        if self._cluster.profiler is not None:
+            return self._cluster.profiler(self.address, request)
+        end = time.monotonic() + timeout
+        try:
+            return run_profile(
+                request, self._cluster.device, stop=lambda: self._closed or not self._run or time.monotonic() > end
+            )
+        except ProfileStopped as error:
+            self._check()
+            raise TransportError(f"worker {self.name}, the profile request: {error}") from error
+
+    def measure_link(self, seconds: float) -> tuple[Speed, Speed]:
+        """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.measure_link`."""
+        self._check()
+        return self._cluster.speed(None, self.address), self._cluster.speed(self.address, None)
+
+    def measure_link_to(self, address: str, seconds: float) -> Speed:
+        """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.measure_link_to`."""
+        self._check()
+        self._cluster.worker_at(address)._check()
+        return self._cluster.speed(self.address, address)
+
+    def send(self, packet: Packet) -> Transfer | None:
         """See :meth:`lightning_accept.pipeline.transport.Channel.send`."""
         self._check()
-        self._sending.send(packet)
+        return self._sending.send(packet)
 
     def receive(self, direction: Direction, timeout: float) -> Packet | None:
         """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.receive`."""
@@ -263,7 +381,8 @@ class MemoryWorker:
             if outbox is not self._outboxes.get(direction):
                 return None
             self._received[direction] = number
-        return unpack_packet(frame)
+        packet = unpack_packet(frame)
+        return replace(packet, transfer=self._cluster.transfer(self.address, None, packet.nbytes))
 
     def state(self, timeout: float) -> StageState:
         """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.state`."""
@@ -306,7 +425,7 @@ class MemoryWorker:
         with suppress(PipelineError):
             self._drop()
         self._run = self._holder = ""
-        self._term = None
+        self._term = self._kept = None
 
     def _drop(self) -> None:
         with self._terms:

@@ -14,7 +14,14 @@ from urllib.parse import urlsplit
 import requests
 import urllib3
 
-from lightning_accept.pipeline.messages import PipelineError, StageFault, TransportError, WrongTerm
+from lightning_accept.pipeline.messages import (
+    PipelineError,
+    SourceUnreachable,
+    StageFault,
+    Transfer,
+    TransportError,
+    WrongTerm,
+)
 from lightning_accept.remote.frames import new_buffer
 from lightning_accept.remote.interrupt import Interrupter, Upload, new_session
 from lightning_accept.remote.tokens import check_token
@@ -26,17 +33,28 @@ _REPLY_TIMEOUT = 30.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _LARGEST_ERROR = 2**20
 _BLOCK = 256 * 1024
+_FIRST_BLOCK = 8 * 1024
 
 Query = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A worker's answer, read to its end."""
+    """A worker's answer, read to its end.
+
+    Attributes:
+        status: The HTTP status.
+        headers: The headers.
+        body: The body.
+        seconds: From the request's first byte to the reply's last, without earlier attempts.
+        transfer: The passing of the body but for its beginning, which the connection's buffers may have held back.
+    """
 
     status: int
     headers: Mapping[str, str]
     body: memoryview
+    seconds: float
+    transfer: Transfer
 
     def json(self) -> dict[str, Any]:
         """The body as a JSON object; WireError if it is not one."""
@@ -160,6 +178,7 @@ class Peer:
         self._session.close()
 
     def _attempt(self, method: str, path: str, query: Query | None, body: bytes, read_timeout: float) -> Reply:
+        started = time.perf_counter()
         with self._session.request(
             method,
             self.url + path,
@@ -170,7 +189,8 @@ class Peer:
             allow_redirects=False,
             stream=True,
         ) as response:
-            return Reply(response.status_code, response.headers, _read(response))
+            content, transfer = _read(response)
+            return Reply(response.status_code, response.headers, content, time.perf_counter() - started, transfer)
 
     def _refusal(self, reply: Reply, what: str) -> PipelineError:
         try:
@@ -193,6 +213,8 @@ class Peer:
                 return PipelineError(f"worker {self.url} reports a fault that cannot be read: {error}")
         if code == "term":
             return WrongTerm(f"worker {self.url} refused {what}: {message}")
+        if code == "source" and isinstance(content.get("source"), str):
+            return SourceUnreachable(message, content["source"])
         if code == "run":
             return TransportError(f"worker {self.url} is lost to this run, {what} failed: {message}")
         if code == "timeout":
@@ -223,20 +245,24 @@ class Peer:
         )
 
 
-def _read(response: requests.Response) -> memoryview:
+def _read(response: requests.Response) -> tuple[memoryview, Transfer]:
     length = response.headers.get("Content-Length")
     if response.status_code >= 300 or length is None or not length.isdigit():
         # Errors are short; whatever is not ours is not read to its end.
-        return memoryview(response.raw.read(_LARGEST_ERROR))
+        return memoryview(response.raw.read(_LARGEST_ERROR)), Transfer(0, 0.0)
     buffer = new_buffer(int(length))
-    filled = 0
+    if not buffer:
+        response.raw.read()  # otherwise the connection is not kept
+    filled, timed, started = 0, 0, time.perf_counter()
     while filled < len(buffer):
-        block = response.raw.read(min(_BLOCK, len(buffer) - filled))
+        block = response.raw.read(min(_BLOCK if timed else _FIRST_BLOCK, len(buffer) - filled))
         if not block:
             raise requests.exceptions.ConnectionError(f"the reply ended after {filled} of {length} bytes")
         buffer[filled : filled + len(block)] = block
         filled += len(block)
-    return buffer
+        if not timed:
+            timed, started = filled, time.perf_counter()
+    return buffer, Transfer(filled - timed, time.perf_counter() - started)
 
 
 def _retry_after(reply: Reply) -> float | None:

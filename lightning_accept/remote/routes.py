@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,21 +14,33 @@ from typing import Any
 import torch
 from aiohttp import web
 
-from lightning_accept.pipeline.messages import Direction, QueueFull, StageFault, WrongTerm
-from lightning_accept.remote.body import read_body
+from lightning_accept.pipeline.messages import (
+    Direction,
+    PipelineError,
+    QueueFull,
+    SourceUnreachable,
+    StageFault,
+    WrongTerm,
+)
+from lightning_accept.remote.body import drop_body, read_body
 from lightning_accept.remote.facts import facts
 from lightning_accept.remote.frames import load_json
+from lightning_accept.remote.handover import read_request
+from lightning_accept.remote.probe import LARGEST_PROBE, LONGEST_PROBE, filler
 from lightning_accept.remote.refusal import Refusal, failed
 from lightning_accept.remote.tenancy import Tenancy, Tenant
 from lightning_accept.remote.tokens import bears
 from lightning_accept.remote.wire import (
     FRAME_TYPE,
     ITEM_HEADER,
+    WAITED_HEADER,
     WireError,
     fault_to_json,
     pack_state,
+    speed_to_json,
     unpack_deployment,
     unpack_packet,
+    unpack_profile_request,
 )
 from lightning_accept.version import __version__
 
@@ -37,8 +51,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_WAIT = 60.0
 """Seconds for which one request may wait."""
 
+_LINK_PATHS = ("/runs/{run}/packets", "/runs/{run}/handover", "/runs/{run}/probe")
+"""What other workers of the run may ask for, with its link token."""
 _MAX_STATE_WAIT = 3600.0
+_MAX_PROFILE_WAIT = 24 * 3600.0
+_NUMBER = re.compile("[0-9a-f]{1,64}")
 _MAX_JSON = 64 * 1024
+_MAX_NAMES = 8 * 2**20
 _SLICE = 256 * 1024
 
 
@@ -73,7 +92,13 @@ class Service:
                 web.delete("/runs/{run}", self._release),
                 web.post("/runs/{run}/deploy", self._deploy),
                 web.post("/runs/{run}/packets", self._packets),
+                web.post("/runs/{run}/profile", self._profile),
+                web.post("/runs/{run}/measure-link", self._measure_link),
+                web.post("/runs/{run}/probe", self._take_probe),
+                web.get("/runs/{run}/probe", self._send_probe, allow_head=False),
                 web.get("/runs/{run}/outbox/{direction:down|up}", self._outbox, allow_head=False),
+                web.post("/runs/{run}/handover", self._handover),
+                web.post("/runs/{run}/forget", self._forget),
                 web.get("/runs/{run}/state", self._state, allow_head=False),
                 web.get("/runs/{run}/poll", self._poll, allow_head=False),
                 web.get("/runs/{run}/stats", self._stats, allow_head=False),
@@ -104,7 +129,7 @@ class Service:
         mine = tenant is not None and request.match_info.get("run") == tenant.run
         header = request.headers.get("Authorization")
         if not bears(header, self.token):
-            link_token = tenant.link_token if tenant is not None and mine and path == "/runs/{run}/packets" else None
+            link_token = tenant.link_token if tenant is not None and mine and path in _LINK_PATHS else None
             if link_token is None or not bears(header, link_token):
                 raise _unauthorised(header)
             return await handler(request)
@@ -132,9 +157,10 @@ class Service:
     async def _claim(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request, min(_MAX_JSON, self.max_body), self.body_patience)
         claim = load_json(bytes(body), "claim")
-        if not isinstance(claim, dict) or not all(isinstance(claim.get(name), str) for name in ("run", "holder")):
-            raise WireError("a claim is a JSON object with the texts 'run' and 'holder'")
-        await self.tenancy.claim(claim["run"], claim["holder"])
+        names = ("run", "holder", "link_token")
+        if not isinstance(claim, dict) or not all(isinstance(claim.get(name), str) for name in names):
+            raise WireError("a claim is a JSON object with the texts 'run', 'holder' and 'link_token'")
+        await self.tenancy.claim(*(claim[name] for name in names))
         return web.json_response(await self._facts())
 
     async def _release(self, request: web.Request) -> web.StreamResponse:
@@ -145,15 +171,60 @@ class Service:
         tenant = self._tenant(request)
         body = await read_body(request, self.max_body, self.body_patience)
         deployment = await self.tenancy.blocking(unpack_deployment, body)
-        await self.tenancy.deploy(tenant, deployment, f"{request.scheme}://{request.host}")
-        return web.json_response({"term": deployment.term})
+        fetched = await self.tenancy.deploy(tenant, deployment, f"{request.scheme}://{request.host}")
+        return web.json_response({"term": deployment.term, "fetched": fetched})
+
+    async def _handover(self, request: web.Request) -> web.StreamResponse:
+        tenant = self._tenant(request)
+        body = await read_body(request, min(_MAX_NAMES, self.max_body), self.body_patience)
+        term, names = read_request(bytes(body))
+        state = await self.tenancy.handover(tenant, term, names, _wait(request, MAX_WAIT))
+        return await _send_frame(request, await self.tenancy.blocking(pack_state, state), {})
+
+    async def _forget(self, request: web.Request) -> web.StreamResponse:
+        await self.tenancy.forget(self._tenant(request), _whole(request, "term"))
+        return web.Response(status=204)
 
     async def _packets(self, request: web.Request) -> web.StreamResponse:
         tenant = self._tenant(request)
         body = await read_body(request, self.max_body, self.body_patience)
+        complete = time.perf_counter()
         packet = await self.tenancy.blocking(unpack_packet, body)
         await self.tenancy.deliver(tenant, packet)
+        return web.json_response({}, headers={WAITED_HEADER: f"{time.perf_counter() - complete:.6f}"})
+
+    async def _profile(self, request: web.Request) -> web.StreamResponse:
+        tenant = self._tenant(request)
+        number, wait = request.query.get("number", ""), _wait(request, _MAX_PROFILE_WAIT)
+        if not _NUMBER.fullmatch(number):
+            raise Refusal(400, "query", "the query must hold number=, hexadecimal digits")
+        body = await read_body(request, self.max_body, self.body_patience)
+        wanted = await self.tenancy.blocking(unpack_profile_request, body)
+        profile = await self.tenancy.profile(tenant, wanted, number, wait)
+        return web.json_response(profile.to_json())
+
+    async def _measure_link(self, request: web.Request) -> web.StreamResponse:
+        tenant = self._tenant(request)
+        body = await read_body(request, min(_MAX_JSON, self.max_body), self.body_patience)
+        order = load_json(bytes(body), "order to measure a link")
+        if not isinstance(order, dict) or not isinstance(order.get("address"), str):
+            raise WireError("an order to measure a link is a JSON object with the text 'address'")
+        seconds = order.get("seconds")
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= LONGEST_PROBE:
+            raise WireError(f"'seconds' must be a number up to {LONGEST_PROBE:g}")
+        return web.json_response(speed_to_json(await self.tenancy.measure_link(tenant, order["address"], seconds)))
+
+    async def _take_probe(self, request: web.Request) -> web.StreamResponse:
+        self._tenant(request)
+        await drop_body(request, LARGEST_PROBE, self.body_patience)
         return web.json_response({})
+
+    async def _send_probe(self, request: web.Request) -> web.StreamResponse:
+        self._tenant(request)
+        size = _whole(request, "bytes")
+        if size > LARGEST_PROBE:
+            raise Refusal(400, "query", f"bytes= may be up to {LARGEST_PROBE}")
+        return await _send_frame(request, filler(size), {})
 
     async def _outbox(self, request: web.Request) -> web.StreamResponse:
         tenant = self._tenant(request)
@@ -224,6 +295,10 @@ def _refusal_of(error: Exception, request: web.Request) -> Refusal:
         return failed(error.fault)
     if isinstance(error, WrongTerm):
         return Refusal(409, "term", str(error))
+    if isinstance(error, SourceUnreachable):
+        return Refusal(502, "source", str(error), source=error.address)
+    if isinstance(error, PipelineError):
+        return Refusal(502, "pipeline", str(error))
     if isinstance(error, QueueFull):
         headers = {"Retry-After": str(math.ceil(error.retry_after))}
         return Refusal(503, "full", str(error), headers=headers, retry_after=error.retry_after)

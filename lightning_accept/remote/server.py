@@ -15,6 +15,8 @@ from aiohttp import web
 
 from lightning_accept.pipeline.transport import Channel
 from lightning_accept.remote.client import HttpChannel
+from lightning_accept.remote.handover import HttpSource, Source
+from lightning_accept.remote.http_probe import LinkProbe
 from lightning_accept.remote.routes import Service
 from lightning_accept.remote.tenancy import StageFactory, Tenancy
 
@@ -76,9 +78,17 @@ async def serve(
     def make_channel(address: str, link_token: str) -> Channel:
         return HttpChannel(address, link_token, timeout=options.link_timeout, cafile=options.cafile)
 
+    def make_probe(address: str, link_token: str) -> LinkProbe:
+        return LinkProbe(address, link_token, timeout=options.link_timeout, cafile=options.cafile)
+
+    def make_source(address: str, link_token: str) -> Source:
+        return HttpSource(address, link_token, timeout=options.link_timeout, cafile=options.cafile)
+
     tenancy = Tenancy(
         make_stage,
         make_channel,
+        make_source,
+        make_probe,
         device=options.device,
         lease=options.lease,
         patience=options.queue_patience,

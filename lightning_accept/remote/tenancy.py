@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,10 +17,24 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from lightning_accept.pipeline.messages import Deployment, Direction, Fault, Packet, QueueFull, StageState, WrongTerm
+from lightning_accept.latency.profile import Profile, ProfileRequest, ProfileStopped, run_profile
+from lightning_accept.partition.link import Speed
+from lightning_accept.pipeline.handover import part_of
+from lightning_accept.pipeline.messages import (
+    Deployment,
+    Direction,
+    Fault,
+    Packet,
+    PipelineError,
+    QueueFull,
+    StageState,
+    WrongTerm,
+)
 from lightning_accept.pipeline.transport import Channel, StageHost
+from lightning_accept.remote.handover import HANDOVER_SECONDS, Kept, Source, take_over
 from lightning_accept.remote.outbox import Outbox
 from lightning_accept.remote.refusal import Refusal, failed
+from lightning_accept.remote.tokens import check_token
 
 log = logging.getLogger("lightning_accept.worker")
 
@@ -40,6 +54,16 @@ class StageFactory(Protocol):
         """Build the stage without starting it; ValueError if the deployment makes no sense here."""
 
 
+class LinkProbe(Protocol):
+    """Measures the link to one neighbour; :class:`lightning_accept.remote.http_probe.LinkProbe` is the one."""
+
+    def measure(self, run: str, seconds: float) -> Speed:
+        """The speed of the way there; PipelineError if it cannot be measured."""
+
+    def close(self) -> None:
+        """End a measurement in progress; idempotent."""
+
+
 @dataclass(eq=False)
 class Tenant:
     """The run that holds the worker."""
@@ -48,13 +72,21 @@ class Tenant:
     holder: str
     since: str
     heard: float
+    link_token: str
     requests: int = 0
     term: int | None = None
-    link_token: str | None = None
     host: StageHost | None = None
     outboxes: dict[Direction, Outbox] = field(default_factory=dict)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     deploying: asyncio.Lock = field(default_factory=asyncio.Lock)
+    measuring: asyncio.Lock = field(default_factory=asyncio.Lock)
+    profiled: tuple[str, Profile] | None = None
+    kept: Kept | None = None
+    handing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the state of the stage of ``term`` is taken; never while another worker is waited for."""
+    sources: set[Source] = field(default_factory=set)
+    fetched: int = 0
+    """Bytes that the last deployment took from other workers."""
 
     def close(self) -> None:
         """Drop the stage; blocks until its threads have ended."""
@@ -72,6 +104,8 @@ class Tenancy:
     Args:
         make_stage: Builds stages.
         make_channel: From a neighbour's URL and the link token to a channel.
+        make_source: From the URL of another worker of the run and the link token to a source of layers.
+        make_probe: From a neighbour's URL and the link token to what measures the link.
         device: Where stages compute.
         lease: Seconds without a request of the central node after which a run is released.
         patience: Seconds for which a packet waits here for room before its sender is told to try again. A refused
@@ -83,6 +117,8 @@ class Tenancy:
         self,
         make_stage: StageFactory,
         make_channel: Callable[[str, str], Channel],
+        make_source: Callable[[str, str], Source],
+        make_probe: Callable[[str, str], LinkProbe],
         *,
         device: torch.device,
         lease: float = 60.0,
@@ -93,6 +129,8 @@ class Tenancy:
         self.tenant: Tenant | None = None
         self._make_stage = make_stage
         self._make_channel = make_channel
+        self._make_source = make_source
+        self._make_probe = make_probe
         self._device = device
         self._patience = patience
         self._clock = clock
@@ -103,22 +141,25 @@ class Tenancy:
         """Run what blocks or computes outside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, functools.partial(function, *arguments))
 
-    async def claim(self, run: str, holder: str) -> None:
-        """Take the worker for ``run``, described to others as ``holder``.
+    async def claim(self, run: str, holder: str, link_token: str) -> None:
+        """Take the worker for ``run``, described to others as ``holder``, addressed by neighbours with ``link_token``.
 
         Raises:
             Refusal: 409 if another run holds it.
         """
         if not _RUN.fullmatch(run) or not 0 < len(holder) <= 200 or not holder.isprintable():
             raise Refusal(400, "claim", "a claim names its run (letters, digits, '._-') and a printable holder")
+        if not 0 < len(link_token) <= 200:
+            raise Refusal(400, "claim", "a claim holds a link token of up to 200 characters")
+        check_token(link_token, "the link token of a claim")
         await self.expire()
         tenant = self.tenant
         if tenant is None:
             since = datetime.now(timezone.utc).isoformat(timespec="seconds")
-            self.tenant = Tenant(run, holder, since, self._clock())
+            self.tenant = Tenant(run, holder, since, self._clock(), link_token)
             log.info("claimed by %s for run %s", holder, run)
         elif (tenant.run, tenant.holder) == (run, holder):
-            tenant.heard = self._clock()
+            tenant.heard, tenant.link_token = self._clock(), link_token
         else:
             raise Refusal(
                 409,
@@ -174,24 +215,31 @@ class Tenancy:
             self._last_release = f"; run {tenant.run} was released because {reason}"
             log.info("run %s released: %s", tenant.run, reason)
             tenant.gone.set()
+            for source in list(tenant.sources):
+                source.close()
             await self.blocking(tenant.close)
 
-    async def deploy(self, tenant: Tenant, deployment: Deployment, where: str) -> None:
+    async def deploy(self, tenant: Tenant, deployment: Deployment, where: str) -> int:
         """Put a stage here in place of the one of an earlier term. A repetition changes nothing.
+
+        Returns:
+            Bytes of state that came from other workers.
 
         Raises:
             Refusal: 400 if the stage cannot be built from the deployment, 404 if the run was released meanwhile, 500
                 with a fault for any other failure.
             WrongTerm: If run or term are older than what is deployed.
+            PipelineError: If layers cannot be taken over from other workers; see :func:`take_over`.
         """
         if deployment.run != tenant.run:
             raise WrongTerm(f"the deployment is of run {deployment.run}, this worker is held by run {tenant.run}")
         async with tenant.deploying:
             if tenant.term is not None and deployment.term <= tenant.term:
                 if deployment.term == tenant.term and tenant.host is not None:
-                    return
+                    return tenant.fetched
                 raise WrongTerm(f"term {deployment.term} was to be deployed after term {tenant.term}")
-            await self.blocking(tenant.close)
+            await self._set_aside(tenant, keep=deployment.sources is not None)
+            deployment, tenant.fetched = await self.blocking(self._take_over, tenant, deployment, where)
             tenant.term, tenant.link_token = deployment.term, deployment.link_token
             tenant.outboxes = {"up": Outbox(), "down": Outbox()}
             try:
@@ -207,6 +255,55 @@ class Tenancy:
                 await self.blocking(tenant.close)
                 self.of(tenant.run)
             log.info("stage %d of %d deployed, term %d", deployment.stage, deployment.stages, deployment.term)
+            return tenant.fetched
+
+    async def _set_aside(self, tenant: Tenant, keep: bool) -> None:
+        """End the stage; keep its state if others may ask for it. What a failed move has kept stays kept."""
+        async with tenant.handing:
+            if not keep:
+                tenant.kept = None
+            elif (host := tenant.host) is not None:
+                assert tenant.term is not None
+                tenant.kept = Kept(tenant.term, await self.blocking(host.handover, None, HANDOVER_SECONDS))
+            await self.blocking(tenant.close)
+
+    def _take_over(self, tenant: Tenant, deployment: Deployment, where: str) -> tuple[Deployment, int]:
+        def open_source(address: str) -> Source:
+            source = self._make_source(address, deployment.link_token)
+            tenant.sources.add(source)
+            if tenant.gone.is_set():
+                source.close()
+            return source
+
+        try:
+            return take_over(deployment, tenant.kept, open_source, where)
+        finally:
+            tenant.sources.clear()
+
+    async def handover(self, tenant: Tenant, term: int, names: Sequence[str], wait: float) -> StageState:
+        """What the stage of ``term`` holds of ``names``, whether it stands or its state is kept.
+
+        Raises:
+            WrongTerm: If there is none.
+            ValueError: If it does not hold one of the names.
+        """
+        async with tenant.handing:
+            if tenant.kept is not None and tenant.kept.term == term:
+                return part_of(tenant.kept.state, names)
+            host = tenant.host
+            if tenant.term != term or host is None:
+                self.of(tenant.run)
+                raise WrongTerm(f"this worker has no stage of term {term} to hand layers over from")
+            return await self.blocking(host.handover, names, wait)
+
+    async def forget(self, tenant: Tenant, term: int) -> None:
+        """Drop the stage if it is of a term before ``term``, and the state of such a one that was kept."""
+        async with tenant.handing:
+            if tenant.kept is not None and tenant.kept.term < term:
+                tenant.kept = None
+            if tenant.term is not None and tenant.term < term and tenant.host is not None:
+                await self.blocking(tenant.close)
+                log.info("term %d goes on without this worker, which stays claimed", term)
 
     def _build(self, deployment: Deployment, outboxes: dict[Direction, Outbox], where: str) -> StageHost:
         neighbours: dict[Direction, str | None] = {"up": deployment.upstream, "down": deployment.downstream}
@@ -221,6 +318,56 @@ class Tenancy:
         )
         host.start()
         return host
+
+    async def profile(self, tenant: Tenant, request: ProfileRequest, number: str, wait: float) -> Profile:
+        """Measure sub-models here. A request that comes again under the same number is not measured again.
+
+        Raises:
+            Refusal: 404 if the run was released meanwhile, 500 with the reason if a sub-model cannot be run.
+            TimeoutError: If it takes more than ``wait`` seconds.
+            ValueError: If the request makes no sense.
+        """
+        async with tenant.measuring:
+            if tenant.profiled is None or tenant.profiled[0] != number:
+                end = time.monotonic() + wait
+
+                def stop() -> bool:
+                    return tenant.gone.is_set() or time.monotonic() > end
+
+                try:
+                    profile = await self.blocking(functools.partial(run_profile, request, self._device, stop=stop))
+                except ProfileStopped:
+                    self.of(tenant.run)
+                    raise TimeoutError(f"measuring took longer than {wait:g} s") from None
+                except ValueError:
+                    raise
+                except Exception as error:
+                    log.error("measuring failed", exc_info=error)
+                    raise Refusal(500, "profile", f"measuring failed: {type(error).__name__}: {error}") from error
+                tenant.profiled = (number, profile)
+            return tenant.profiled[1]
+
+    async def measure_link(self, tenant: Tenant, address: str, seconds: float) -> Speed:
+        """Measure the link from here to a neighbour that the same run holds.
+
+        Raises:
+            Refusal: 404 if the run was released meanwhile, 502 if the neighbour refuses or cannot be reached.
+            ValueError: If ``address`` is none.
+        """
+        async with tenant.measuring:
+            link = self._make_probe(address, tenant.link_token)
+            measuring = asyncio.ensure_future(self.blocking(link.measure, tenant.run, seconds))
+            gone = asyncio.ensure_future(tenant.gone.wait())
+            try:
+                await asyncio.wait({measuring, gone}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                gone.cancel()
+                link.close()
+            try:
+                return await measuring
+            except PipelineError as error:
+                self.of(tenant.run)
+                raise Refusal(502, "link", str(error)) from error
 
     async def deliver(self, tenant: Tenant, packet: Packet) -> None:
         """Hand a packet to the stage; wait a little for room.

@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from typing import Any, get_args
 
 from torch import Tensor
 
 from lightning_accept.codecs import Payload
-from lightning_accept.pipeline.messages import Deployment, Fault, Kind, Packet, StageState
+from lightning_accept.latency.request import ProfileRequest
+from lightning_accept.partition.link import Speed
+from lightning_accept.pipeline.messages import Deployment, Fault, Kind, Packet, Sources, StageState
 from lightning_accept.remote.frames import Buffer, WireError, load_json, pack_frame, unpack_frame
 
 __all__ = [
     "FRAME_TYPE",
     "ITEM_HEADER",
     "PROTOCOL",
+    "WAITED_HEADER",
     "WireError",
     "fault_from_json",
     "fault_to_json",
     "pack_deployment",
     "pack_packet",
+    "pack_profile_request",
     "pack_state",
+    "speed_from_json",
+    "speed_to_json",
     "unpack_deployment",
     "unpack_packet",
+    "unpack_profile_request",
     "unpack_state",
 ]
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever an older peer could no longer understand a message."""
 
 FRAME_TYPE = "application/x-safetensors"
@@ -35,6 +43,9 @@ FRAME_TYPE = "application/x-safetensors"
 
 ITEM_HEADER = "X-Accept-Item"
 """Header of a reply that holds the number of an outbox item."""
+
+WAITED_HEADER = "X-Accept-Waited"
+"""Header of a reply that holds the seconds from the request's last byte to the reply's first."""
 
 _KINDS = frozenset(get_args(Kind))
 _MAX_COUNT = 2**62
@@ -113,6 +124,7 @@ def pack_deployment(deployment: Deployment) -> bytes:
         WireError: If the spec is not JSON or a dtype cannot travel.
     """
     message = {name: getattr(deployment, name) for name in _DEPLOYMENT_FIELDS}
+    message["sources"] = None if deployment.sources is None else asdict(deployment.sources)
     return _pack("deployment", message, deployment.tensors, non_finite=True)
 
 
@@ -136,6 +148,7 @@ def unpack_deployment(frame: Buffer) -> Deployment:
         upstream=_optional_text(message, "upstream"),
         downstream=_optional_text(message, "downstream"),
         link_token=_take(message, "link_token", str),
+        sources=_sources(message),
     )
     _nothing_left(message, {})
     if not 0 < deployment.stage < deployment.stages:
@@ -143,6 +156,19 @@ def unpack_deployment(frame: Buffer) -> Deployment:
     if not deployment.link_token:
         raise WireError("the deployment has an empty link token")
     return deployment
+
+
+def _sources(message: dict[str, Any]) -> Sources | None:
+    if "sources" in message and message["sources"] is None:
+        del message["sources"]
+        return None
+    fields = _take(message, "sources", dict)
+    sources = Sources(term=_count(fields, "term"), names=_take(fields, "names", dict))
+    _nothing_left(fields, {})
+    for names in sources.names.values():
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise WireError("a source's names are not a list of texts")
+    return sources
 
 
 def pack_state(state: StageState) -> bytes:
@@ -164,6 +190,47 @@ def unpack_state(frame: Buffer) -> StageState:
     state = StageState(spec=_take(message, "spec", dict), tensors=tensors)
     _nothing_left(message, {})
     return state
+
+
+def pack_profile_request(request: ProfileRequest) -> bytes:
+    """What is to be measured as one frame.
+
+    Raises:
+        WireError: If a dtype cannot travel.
+    """
+    message, tensors = request.to_message()
+    return _pack("profile request", message, tensors, non_finite=True)
+
+
+def unpack_profile_request(frame: Buffer) -> ProfileRequest:
+    """The inverse of :func:`pack_profile_request`; every tensor has memory of its own.
+
+    Raises:
+        ValueError: If the frame is not a profile request, or one out of range.
+    """
+    message, tensors = _unpack("profile request", frame, own=True, non_finite=True)
+    return ProfileRequest.from_message(message, tensors)
+
+
+def speed_to_json(speed: Speed) -> dict[str, float]:
+    """A link's speed as a JSON object."""
+    return asdict(speed)
+
+
+def speed_from_json(fields: Any) -> Speed:
+    """The inverse of :func:`speed_to_json`.
+
+    Raises:
+        WireError: If it is not the speed of a link.
+    """
+    if not isinstance(fields, dict):
+        raise WireError("a speed is not a JSON object")
+    message = dict(fields)
+    speed = Speed(bandwidth=_take(message, "bandwidth", float), latency=_take(message, "latency", float))
+    _nothing_left(message, {})
+    if not (0 < speed.bandwidth < math.inf and 0 <= speed.latency < math.inf):
+        raise WireError(f"{speed} is not the speed of a link")
+    return speed
 
 
 def fault_to_json(fault: Fault) -> dict[str, Any]:

@@ -244,3 +244,20 @@ def test_sizes_are_told_from_what_crosses_a_cut(pipeline: Any, stages: Any) -> N
         x = torch.randn(batch, length, 8)
         assert again.accepts((x,), {})
         assert torch.equal(built.forward((x,), {}, True), module(x))
+
+
+def test_memory_of_layers(mobilenet: Chain) -> None:
+    first, last = mobilenet.layers[0], mobilenet.layers[-1]
+    assert first.weight_bytes == 4 * (32 * 3 * 9 + 2 * 32)
+    # The convolution's and BatchNorm's results; ReLU6 overwrites the latter.
+    assert first.activation_bytes == 2 * 4 * 4 * 32 * 16 * 16
+    assert last.weight_bytes == 4 * (1280 * 10 + 10)
+
+
+@pytest.mark.parametrize(("frozen", "expected"), [(False, True), (True, False)])
+def test_batch_dependence_is_that_of_batch_norm_in_train_mode(frozen: bool, expected: bool) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    if frozen:
+        net[1].eval()
+    assert chain_of(net, torch.randn(3, 4)).batch_dependent is expected
+    assert not chain_of(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), torch.randn(3, 4)).batch_dependent

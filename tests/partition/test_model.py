@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lightning_accept.partition.handling import Handling
 from lightning_accept.partition.link import Link
 from lightning_accept.partition.model import Hop, PipelineModel, StageModel
 from lightning_accept.partition.planner import plan_partition
@@ -24,7 +25,16 @@ def test_busiest_part_is_the_plan_s_period(seed: int) -> None:
         for target in range(devices)
     }
     problem = Problem(
-        [Device(f"d{index}", AdditiveTimes(rng.random(layers), rng.random(layers))) for index in range(devices)],
+        [
+            Device(
+                f"d{index}",
+                AdditiveTimes(rng.random(layers), rng.random(layers)),
+                handling=Handling(*rng.random((4, layers + 1)).tolist()) if seed % 2 else None,
+                uplink=float(rng.uniform(8, 80)) if seed % 3 else float("inf"),
+                downlink=float(rng.uniform(8, 80)) if seed % 3 else float("inf"),
+            )
+            for index in range(devices)
+        ],
         rng.integers(0, 9, layers + 1).tolist(),
         rng.integers(0, 9, layers + 1).tolist(),
         lambda source, target: links[source, target],
@@ -43,7 +53,8 @@ def test_of_a_plan() -> None:
     problem = Problem(devices, [1, 2, 3, 4], [5, 6, 7, 8], lambda source, target: link, loss_time=0.5)
     model = PipelineModel.of(problem, (0, 1, 2), (0, 1, 2))
     assert model.stages == (StageModel(1.0, 2.0), StageModel(2.0, 4.0), StageModel(3.0, 6.0))
-    assert model.hops == tuple(Hop(down, up, 0.1, 0.2, False, True) for down, up in ((2, 3), (3, 3.5), (4, 4)))
+    seconds = ((2, 3), (3, 3.5), (4, 4))
+    assert model.hops == tuple(Hop(down, up, 0.1, 0.2, False, True, 8.0, 16.0) for down, up in seconds)
     assert model.loss == 0.5
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from lightning_accept.partition.handling import Handling
 from lightning_accept.partition.link import Link
 from lightning_accept.partition.plan import PlanError
 from lightning_accept.partition.planner import balanced, plan_partition
@@ -22,7 +23,7 @@ Chain = tuple[tuple[int, int], ...]
 def chains(problem: Problem) -> Iterator[Chain]:
     """Every partition that the rules about counts allow."""
     workers = range(1, len(problem.devices))
-    for count in range(len(problem.devices)) if problem.may_leave_out else [len(workers)]:
+    for count in range(problem.share, len(problem.devices)) if problem.may_leave_out else [len(workers)]:
         for used in itertools.combinations(workers, count):
             for cuts in itertools.combinations(range(problem.central_minimum, problem.layers), count):
                 yield ((0, 0), *zip(used, cuts, strict=True))
@@ -45,6 +46,18 @@ def busy(link: Link, forward: list[int], backward: list[int]) -> float:
     return max(down + up, down + answers, up + answers)
 
 
+def way(problem: Problem, source: int, target: int) -> Link:
+    link, there, back = problem.link(source, target), problem.devices[source], problem.devices[target]
+    return Link(
+        min(link.forward_bandwidth, there.uplink, back.downlink),
+        min(link.backward_bandwidth, back.uplink, there.downlink),
+        link.forward_latency,
+        link.backward_latency,
+        link.full_duplex,
+        link.acknowledged,
+    )
+
+
 def evaluate(problem: Problem, chain: Chain) -> tuple[float, int]:
     """Period and bytes of one partition, by the definition; infinite if a limit is broken."""
     down, up, layers = problem.forward_bytes, problem.backward_bytes, problem.layers
@@ -55,15 +68,24 @@ def evaluate(problem: Problem, chain: Chain) -> tuple[float, int]:
             return math.inf, 0
         times = problem.devices[device].times
         seconds = times.forward(first, stop) + times.backward(first, stop)
+        if (handles := problem.devices[device].handling) is not None and len(chain) > 1:
+            seconds += handles.encode_forward[stop] + handles.decode_backward[stop]
+            after = first if device else layers
+            seconds += handles.decode_forward[after] + handles.encode_backward[after]
         parts.append(seconds + (0 if device else problem.loss_time))
+        if len(chain) > 1:
+            start = first if device else layers
+            place = problem.devices[device]
+            parts.append(8 * (down[stop] + up[start]) / place.uplink)
+            parts.append(8 * (up[stop] + down[start]) / place.downlink)
     total = 0
     if len(chain) == 2:
         worker, cut = chain[1]
-        parts.append(busy(problem.link(0, worker), [down[cut], up[layers]], [up[cut], down[layers]]))
+        parts.append(busy(way(problem, 0, worker), [down[cut], up[layers]], [up[cut], down[layers]]))
         total = down[cut] + up[cut] + down[layers] + up[layers]
     elif len(chain) > 2:
         for (source, _), (target, cut) in itertools.pairwise([*chain, (0, layers)]):
-            parts.append(busy(problem.link(source, target), [down[cut]], [up[cut]]))
+            parts.append(busy(way(problem, source, target), [down[cut]], [up[cut]]))
             total += down[cut] + up[cut]
     return max(parts), total
 
@@ -94,7 +116,7 @@ def random_problem(seed: int) -> Problem:
     rng = np.random.default_rng(seed)
     whole = seed % 2 == 0
     layers, devices = int(rng.integers(1, 9)), int(rng.integers(1, 5))
-    accounted = rng.random() < 0.6
+    accounted, handled, shared = rng.random() < 0.6, rng.random() < 0.5, rng.random() < 0.4
     links = {}
     for pair in itertools.product(range(devices), repeat=2):
         bandwidths = 8.0 * 2.0 ** rng.integers(-2, 3, 2) if whole else rng.uniform(4, 80, 2)
@@ -107,6 +129,8 @@ def random_problem(seed: int) -> Problem:
             float(rng.integers(5, 90)) if accounted and rng.random() < 0.6 else math.inf,
             int(rng.integers(1, 4)),
             int(rng.integers(1, 5)),
+            Handling(*rng.integers(0, 3, (4, layers + 1)).astype(float).tolist()) if handled else None,
+            *((8.0 * 2.0 ** rng.integers(0, 3, 2)).tolist() if shared else (math.inf, math.inf)),
         )
         for index in range(devices)
     ]
@@ -121,6 +145,7 @@ def random_problem(seed: int) -> Problem:
         loss_time=float(rng.integers(0, 3)),
         central_minimum=min(int(rng.integers(0, 3)), layers),
         may_leave_out=bool(rng.random() < 0.5),
+        share=bool(devices > 1 and rng.random() < 0.3),
     )
 
 
@@ -140,7 +165,7 @@ def test_equals_brute_force(block: int) -> None:
         assert plan.period == pytest.approx(expected[0], rel=1e-12), seed
         assert evaluate(problem, chain)[0] == pytest.approx(expected[0], rel=1e-12), seed
         assert plan.link_bytes == evaluate(problem, chain)[1], seed
-        assert max(load.seconds for load in (*plan.stages, *plan.links)) == plan.period, seed
+        assert max(load.seconds for load in (*plan.stages, *plan.links)) <= plan.period, seed
         if seed % 2 == 0:
             assert (plan.period, plan.link_bytes, tuple(zip(plan.boundaries, plan.devices, strict=True))) == expected
     assert feasible > 50

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lightning_accept.codecs import Raw
 from lightning_accept.graph import Chain, trace
+from lightning_accept.partition.link import Speed
 from lightning_accept.partition.schedule import default_schedule
 from lightning_accept.pipeline.central import CentralPipeline, Ticket
 from lightning_accept.pipeline.deploy import Settings
@@ -110,7 +111,47 @@ def test_one_batch_after_another_is_plain_training(bench: Any) -> None:
         optimizer.step()
     b.gather()
     torch.testing.assert_close(b.net.state_dict(), plain.state_dict())
-    assert set(b.pipeline.stage_times) == {0, 1, 2}
+    assert set(b.pipeline.reports) == {0, 1, 2}
+    for report in b.pipeline.reports.values():
+        assert report.forward > 0
+        assert report.backward > 0
+        assert report.step > 0
+
+
+def test_links_are_measured_by_the_packets_themselves(bench: Any) -> None:
+    b = bench()
+    speeds = {
+        (None, "memory://1"): 1e6,
+        ("memory://1", "memory://2"): 2e6,
+        ("memory://2", None): 3e6,
+        (None, "memory://2"): 4e6,
+        ("memory://2", "memory://1"): 5e6,
+        ("memory://1", None): 6e6,
+    }
+    b.cluster.links = lambda source, target: Speed(speeds[source, target], 0.01)
+    for number in range(4):
+        ticket = b.pipeline.begin([batch(number, 2000)])
+        b.pipeline.flush()
+        b.train(ticket, update=False)
+        b.pipeline.settle()
+    found = [(b.pipeline.reports[stage].down, b.pipeline.reports[stage].up) for stage in range(3)]
+    # What a worker sends to the central node is measured there.
+    expected = [(1e6, 4e6), (2e6, None), (None, 5e6)]
+    assert found == [tuple(x if x is None else pytest.approx(x) for x in pair) for pair in expected]
+    assert {name: speed.bandwidth for name, speed in b.pipeline.received.items()} == pytest.approx(
+        {"up": 6e6, "down": 3e6}
+    )
+    assert b.pipeline.stats()[1]["links"]["down"]["bandwidth"] == pytest.approx(2e6)
+    b.deploy()
+    assert b.pipeline.reports == {}
+    assert b.pipeline.received == {"up": None, "down": None}
+
+
+def test_a_batch_that_is_dropped_reports_nothing(bench: Any) -> None:
+    b = bench()
+    b.pipeline.begin([batch(0)])
+    b.pipeline.abandon()
+    assert b.pipeline.reports == {}
 
 
 def test_batches_in_flight_are_completed_in_order_and_with_the_lag_that_is_allowed(bench: Any) -> None:
@@ -209,10 +250,10 @@ def test_an_error_in_stage_0_is_reported_like_any_other_stages(bench: Any) -> No
 
 def test_all_workers_are_claimed_or_none(bench: Any) -> None:
     b = bench(ready=False)
-    b.cluster.workers[1].claim("other", "somebody")
+    b.cluster.workers[1].claim("other", "somebody", "link")
     with pytest.raises(PipelineError, match="held by somebody"):
         b.pipeline.connect("me")
-    b.cluster.workers[0].claim("third", "anybody")
+    b.cluster.workers[0].claim("third", "anybody", "link")
 
 
 def test_nothing_works_before_a_deployment_or_after_the_end(bench: Any) -> None:

@@ -13,6 +13,7 @@ from lightning_accept.codecs import Fp16, Raw
 from lightning_accept.graph import Chain, StageProgram, trace
 from lightning_accept.partition.schedule import default_schedule
 from lightning_accept.pipeline.deploy import Settings, make_deployments, resolve_partition
+from lightning_accept.pipeline.messages import Sources
 
 LAYERS = ["a", "b", "c", "d"]
 
@@ -75,6 +76,15 @@ def test_in_flight_and_synchronous_stages_differ_in_order_seed_and_prediction() 
     in_flight = [[d.spec[name] for name in wanted] for d in make(4)[2]]
     assert in_flight == [[3, True, 7], [2, True, 7]]
     assert [[d.spec[name] for name in wanted] for d in make(1)[2]] == [[None, False, None]] * 2
+
+
+def test_what_workers_hold_is_left_out() -> None:
+    sources = [Sources(2, {}), Sources(2, {"": ["param/3.weight"]})]
+    first, second = make(4, sources=sources, gradients={"3.weight": torch.ones(3, 3), "3.bias": torch.ones(3)})[2]
+    assert (first.sources, second.sources) == (sources[0], sources[1])
+    assert set(second.tensors) == {"param/3.bias", "optim/0/momentum_buffer/3.bias", "grad/3.bias"}
+    assert second.spec["optimizers"][0]["groups"][0]["params"] == ["3.weight", "3.bias"]
+    assert list(second.spec["optimizer_state"][0]) == ["3.bias"]
 
 
 def test_gradients_that_wait_for_their_update_travel_to_their_stage() -> None:

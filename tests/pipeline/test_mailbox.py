@@ -5,14 +5,16 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from lightning_accept.codecs import Payload, Raw
+from lightning_accept.partition.link import Speed
 from lightning_accept.pipeline.mailbox import Mailbox
-from lightning_accept.pipeline.messages import Fault, Packet, PipelineError, StageFault, TransportError
+from lightning_accept.pipeline.messages import Fault, Packet, PipelineError, StageFault, Transfer, TransportError
 
 
 class Worker:
@@ -88,6 +90,37 @@ def test_packets_of_an_earlier_term_are_dropped(mailbox: Mailbox, workers: list[
     for job in (0, 1):
         with pytest.raises(PipelineError, match="waited 0 s"):
             mailbox.wait("forward", job, "it", 0.0)
+
+
+def test_the_ends_of_the_chain_may_change(mailbox: Mailbox, workers: list[Any]) -> None:
+    first, last = workers
+    mailbox.follow(last, first)
+    for direction, worker in (("up", first), ("down", last)):
+        worker.items[direction].put(TransportError("its stage was dropped"))  # no longer an end: nothing is amiss
+    first.items["down"].put(packet())
+    last.items["up"].put(packet("backward"))
+    mailbox.wait("forward", 0, "it", 30.0)
+    mailbox.wait("backward", 0, "it", 30.0)
+    mailbox.follow(first, first)
+    first.items["up"].put(packet("backward", 1))
+    mailbox.wait("backward", 1, "it", 30.0)
+    mailbox.follow(first, last)
+    last.items["down"].put(packet(job=2))
+    mailbox.wait("forward", 2, "it", 30.0)
+    lost = TransportError("worker lost")
+    last.items["down"].put(lost)
+    with pytest.raises(TransportError, match="worker lost"):
+        mailbox.wait("forward", 3, "it", 30.0)
+
+
+def test_the_speed_of_what_comes_in(mailbox: Mailbox, workers: list[Any]) -> None:
+    sent = replace(packet(), transfer=Transfer(100_000, 0.8))
+    workers[1].items["down"].put(sent)
+    mailbox.wait("forward", 0, "it", 30.0)
+    assert mailbox.speed("down") == Speed(1e6, 0.0)
+    assert mailbox.speed("up") is None
+    mailbox.new_term(2)
+    assert mailbox.speed("down") is None
 
 
 def test_a_wait_that_takes_too_long_names_what_and_whom(workers: list[Any]) -> None:

@@ -16,7 +16,14 @@ from lightning_accept.codecs import Payload, Raw, decode
 from lightning_accept.graph import Chain, trace
 from lightning_accept.partition.schedule import Schedule
 from lightning_accept.pipeline.deploy import Settings, make_deployments
-from lightning_accept.pipeline.messages import Packet, QueueFull, StageFault, WrongTerm
+from lightning_accept.pipeline.messages import (
+    Packet,
+    QueueFull,
+    StageFault,
+    Transfer,
+    WrongTerm,
+    reports_in,
+)
 from lightning_accept.pipeline.runner import StageRunner, build_stage
 
 
@@ -26,12 +33,14 @@ class Link:
         self.gate = threading.Event()
         self.gate.set()
         self.error: Exception | None = None
+        self.transfer: Transfer | None = None
 
-    def send(self, packet: Packet) -> None:
+    def send(self, packet: Packet) -> Transfer | None:
         self.gate.wait(30)
         if self.error is not None:
             raise self.error
         self.packets.put(packet)
+        return self.transfer
 
     def close(self) -> None:
         self.gate.set()
@@ -125,6 +134,32 @@ def test_forward_and_backward_pass_through(bench: Any) -> None:
     assert b.down.next().kind == "flush"
     state = b.runner.state(30.0)
     torch.testing.assert_close(state.tensors["param/1.bias"], b.net[1].bias.detach() - 0.1 * 4)
+
+
+def test_every_gradient_carries_the_stages_report(bench: Any) -> None:
+    b = bench(window=None)
+    b.down.transfer = Transfer(100_000, 0.82, 0.02)
+    b.up.transfer = Transfer(100_000, 1.62, 0.02)
+    reports = []
+    for job in range(3):
+        b.deliver("forward", job)
+        b.down.next()
+        b.deliver("backward", job, update=b.update())
+        reports.append(reports_in(b.up.next().meta)[1])
+        b.runner.state(30.0)
+    assert all(report.forward > 0 and report.backward > 0 for report in reports)
+    assert reports[0].step == 0.0
+    assert all(report.step > 0 for report in reports[1:])
+    assert reports[2].down == pytest.approx(1e6)
+    assert reports[2].up == pytest.approx(5e5)
+    assert b.runner.stats()["links"]["down"]["bandwidth"] == pytest.approx(1e6)
+
+
+def test_a_skipped_job_reports_nothing(bench: Any) -> None:
+    b = bench(window=None)
+    b.deliver("forward", 0)
+    b.deliver("backward", 0, [], skip=True)
+    assert "times" not in b.up.next().meta
 
 
 def test_order_is_the_schedules_whatever_arrives_first(bench: Any) -> None:

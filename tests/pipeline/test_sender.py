@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lightning_accept.codecs import Fp16, Payload, Raw, decode
-from lightning_accept.pipeline.messages import Packet, PipelineError
+from lightning_accept.pipeline.messages import Packet, PipelineError, Transfer
 from lightning_accept.pipeline.sender import Outgoing, Sender, describe
 
 
@@ -22,11 +22,13 @@ class Link:
         self.packets: queue.SimpleQueue[Packet] = queue.SimpleQueue()
         self.error: Exception | None = None
         self.closed = threading.Event()
+        self.transfer: Transfer | None = None
 
-    def send(self, packet: Packet) -> None:
+    def send(self, packet: Packet) -> Transfer | None:
         if self.error is not None:
             raise self.error
         self.packets.put(packet)
+        return self.transfer
 
     def close(self) -> None:
         self.closed.set()
@@ -168,6 +170,20 @@ def test_figures_count_packets_and_bytes(ends: Any) -> None:
     assert (figures.packets, figures.raw_bytes, figures.payload_bytes) == (2, 40, 20)
     assert figures.encode_seconds >= 0
     assert figures.send_seconds >= 0
+
+
+def test_transfers_tell_the_links_speed(ends: Any) -> None:
+    pair = ends()
+    assert pair.sender.stats()["bandwidth"] is None
+    pair.link.transfer = Transfer(100_000, 0.82, 0.02)
+    for job in range(2):
+        pair.sender.put(Outgoing("forward", job, {}, [torch.zeros(4)]))
+        pair.link.next()
+    pair.sender.close()
+    stats = pair.sender.stats()
+    assert stats["bandwidth"] == pair.sender.meter.bandwidth == pytest.approx(1e6)
+    assert stats["latency"] == 0.01
+    assert stats["packets"] == 2
 
 
 def test_packets_in_words() -> None:

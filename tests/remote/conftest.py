@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from lightning_accept.codecs import Payload
+from lightning_accept.graph import Chain, trace
+from lightning_accept.latency.request import ProfileRequest
+from lightning_accept.pipeline.handover import part_of
 from lightning_accept.pipeline.messages import Deployment, Fault, Packet, StageFault, StageState, WrongTerm
 from lightning_accept.pipeline.transport import Channel
 from lightning_accept.remote.server import ServerOptions, serve
@@ -74,6 +78,12 @@ class EchoStage:
             raise TimeoutError("the stage is slow")
         return StageState({"taken": len(self.taken)}, self.deployment.tensors)
 
+    def handover(self, names: Sequence[str] | None, timeout: float) -> StageState:
+        if self.deployment.spec.get("slow"):
+            raise TimeoutError("the stage is slow")
+        state = StageState({"optimizers": []}, self.deployment.tensors)
+        return state if names is None else part_of(state, names)
+
     def stats(self) -> dict[str, Any]:
         return {"jobs": len(self.taken)}
 
@@ -132,6 +142,17 @@ def start_worker() -> Iterator[Callable[..., RunningWorker]]:
     yield start
     for worker in workers:
         worker.stop()
+
+
+@pytest.fixture
+def profile_request() -> ProfileRequest:
+    """Every layer of three and all of them together."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    traced = trace(net, (torch.randn(8, 4),), {})
+    chain = Chain.from_trace(traced)
+    count = len(chain.layers)
+    spans = [(0, count), *((layer, layer + 1) for layer in range(count))]
+    return ProfileRequest.of(chain, traced, spans, seconds=0.01)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import math
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_accept.latency.profile import Profile, ProfileStopped
+from lightning_accept.latency.submodels import Measurement
 from lightning_accept.pipeline.messages import (
     Fault,
     PipelineError,
@@ -20,7 +23,9 @@ from lightning_accept.pipeline.messages import (
     TransportError,
     WrongTerm,
 )
+from lightning_accept.remote import tenancy
 from lightning_accept.remote.client import HttpChannel, HttpWorker
+from lightning_accept.remote.peer import Peer, Reply
 
 
 @pytest.fixture
@@ -41,7 +46,7 @@ def connect() -> Iterator[Callable[..., HttpWorker]]:
 def deployed(start_worker: Any, connect: Any, deployment: Any) -> tuple[Any, HttpWorker]:
     worker = start_worker(queue_patience=0.0)
     handle = connect(worker.url)
-    handle.claim("run-1", "me")
+    handle.claim("run-1", "me", "link")
     handle.deploy(deployment())
     return worker, handle
 
@@ -108,7 +113,7 @@ def test_a_packet_goes_down_the_chain_and_another_up(
     first, last = start_worker(), start_worker()
     handles = [connect(first.url), connect(last.url)]
     for handle in handles:
-        handle.claim("run-1", "me")
+        handle.claim("run-1", "me", "link")
     handles[1].deploy(deployment(stage=2, stages=3, upstream=first.url))
     handles[0].deploy(deployment(stage=1, stages=3, downstream=last.url))
     for job in range(20):
@@ -126,7 +131,7 @@ def test_a_packet_goes_down_the_chain_and_another_up(
 def test_lost_and_broken_replies_cost_nothing(lossy: Any, connect: Any, deployment: Any, packet: Any) -> None:
     worker, url = lossy
     handle = connect(url)
-    handle.claim("run-1", "me")
+    handle.claim("run-1", "me", "link")
     handle.deploy(deployment())
     for job in range(3):
         handle.send(packet(job))
@@ -167,7 +172,7 @@ def test_receive_returns_none_in_time_and_what_comes_later(deployed: Any, packet
 
 def test_receive_before_and_across_deployments(start_worker: Any, connect: Any, deployment: Any, packet: Any) -> None:
     handle = connect(start_worker().url)
-    handle.claim("run-1", "me")
+    handle.claim("run-1", "me", "link")
     assert handle.receive("down", 0.01) is None
     received: list[Any] = []
     thread = threading.Thread(target=lambda: received.append(handle.receive("down", 30.0)))
@@ -190,6 +195,137 @@ def test_a_fault_reaches_whoever_polls_or_sends(deployed: Any, packet: Any) -> N
     assert found == [fault]
     with pytest.raises(StageFault, match="the remote traceback"):
         handle.send(packet())
+
+
+def test_packets_tell_how_fast_they_came(deployed: Any, packet: Any) -> None:
+    _, handle = deployed
+    sent = handle.send(packet(size=500_000))
+    assert sent.nbytes > 2_000_000
+    assert 0 <= sent.round_trip <= sent.seconds
+    received = handle.receive("down", 30.0).transfer
+    # Without the beginning, which comes along with the reply's head.
+    assert sent.nbytes - 10_000 < received.nbytes < sent.nbytes
+    assert received.seconds > 0
+    assert received.round_trip == 0.0
+
+
+def test_waiting_for_room_is_no_time_on_the_link(
+    start_worker: Any, connect: Any, deployment: Any, packet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = start_worker(queue_patience=30.0)
+    handle = connect(worker.url)
+    handle.claim("run-1", "me", "link")
+    handle.deploy(deployment())
+    replies: list[Reply] = []
+    attempt = Peer._attempt
+
+    def spy(self: Peer, *arguments: Any) -> Reply:
+        replies.append(attempt(self, *arguments))
+        return replies[-1]
+
+    monkeypatch.setattr(Peer, "_attempt", spy)
+    worker.stages[0].refusals = [QueueFull(0.5)]
+    transfer = handle.send(packet())
+    waited = float(replies[-1].headers["X-Accept-Waited"])
+    assert waited >= 0.5
+    assert transfer.seconds == pytest.approx(replies[-1].seconds - waited)
+
+
+def test_a_profile(deployed: Any, profile_request: Any) -> None:
+    _, handle = deployed
+    profile = handle.profile(profile_request, 300.0)
+    assert [measured.span for measured in profile.measured] == list(profile_request.spans)
+    assert all(measured.possible for measured in profile.measured)
+
+
+def test_a_profile_whose_reply_is_lost_is_measured_once(
+    lossy: Any, connect: Any, profile_request: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, url = lossy
+    measured: list[Any] = []
+
+    def measure(request: Any, *arguments: Any, **options: Any) -> Profile:
+        measured.append(request)
+        return Profile((Measurement(0, 1, 1.0, math.inf),))
+
+    monkeypatch.setattr(tenancy, "run_profile", measure)
+    handle = connect(url)
+    handle.claim("run-1", "me", "link")
+    for count in (1, 2):
+        assert handle.profile(profile_request, 30.0).measured == (Measurement(0, 1, 1.0, math.inf),)
+        assert len(measured) == count
+    assert measured[0].spans == profile_request.spans
+
+
+def test_a_profile_has_a_deadline_and_ends_with_the_run(
+    start_worker: Any, connect: Any, profile_request: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+
+    def measure(request: Any, device: Any, stop: Callable[[], bool]) -> Profile:
+        begun.set()
+        while not stop():
+            pass
+        raise ProfileStopped("stopped")
+
+    monkeypatch.setattr(tenancy, "run_profile", measure)
+    handle = connect(start_worker().url)
+    handle.claim("run-1", "me", "link")
+    with pytest.raises(TransportError, match=r"the profile request: measuring took longer than 0.05 s"):
+        handle.profile(profile_request, 0.05)
+    begun.clear()
+    errors: list[Exception] = []
+
+    def call() -> None:
+        try:
+            handle.profile(profile_request, 300.0)
+        except TransportError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert begun.wait(30)
+    handle.release()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert "lost to this run" in str(errors[0])
+
+
+def test_a_profile_keeps_the_lease(
+    start_worker: Any, connect: Any, profile_request: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    begun, over = threading.Event(), threading.Event()
+
+    def measure(*arguments: Any, **options: Any) -> Profile:
+        begun.set()
+        assert over.wait(30)
+        return Profile(())
+
+    monkeypatch.setattr(tenancy, "run_profile", measure)
+    worker = start_worker(clock=lambda: now[0], lease=60.0)
+    handle = connect(worker.url)
+    handle.claim("run-1", "me", "link")
+    thread = threading.Thread(target=handle.profile, args=(profile_request, 300.0))
+    thread.start()
+    assert begun.wait(30)
+    now[0] = 1000.0
+    with pytest.raises(PipelineError, match="is busy: held by me"):
+        connect(worker.url).claim("run-2", "you", "link")
+    over.set()
+    thread.join(30)
+    assert handle.poll(0.0) is None
+
+
+def test_a_profile_that_fails_names_the_reason(
+    deployed: Any, profile_request: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(*arguments: Any, **options: Any) -> Profile:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(tenancy, "run_profile", measure)
+    with pytest.raises(PipelineError, match="refused the profile request: measuring failed: RuntimeError: no such ker"):
+        deployed[1].profile(profile_request, 30.0)
 
 
 def test_close_interrupts_calls_in_progress(deployed: Any) -> None:
@@ -226,13 +362,13 @@ def test_release_works_after_close_and_twice(deployed: Any) -> None:
 def test_release_never_raises(connect: Any, start_worker: Any) -> None:
     worker = start_worker()
     handle = connect(worker.url)
-    handle.claim("run-1", "me")
+    handle.claim("run-1", "me", "link")
     worker.stop()
     handle.release()
 
 
 def test_claim_tells_the_facts(start_worker: Any, connect: Any) -> None:
-    facts = connect(start_worker(threads=3).url).claim("run-1", "me")
+    facts = connect(start_worker(threads=3).url).claim("run-1", "me", "link")
     assert {"version", "device", "threads", "memory_total", "lease", "max_body"} <= set(facts)
     assert facts["threads"] == 3
 
@@ -242,14 +378,14 @@ def test_a_wrong_token_names_the_worker_and_the_cure(start_worker: Any, connect:
     with pytest.raises(
         PipelineError, match=rf"{worker.url} refused the claim: the bearer token is wrong; check token="
     ) as e:
-        connect(worker.url, token="wrong").claim("run-1", "me")
+        connect(worker.url, token="wrong").claim("run-1", "me", "link")
     assert "secret" not in str(e.value)
 
 
 def test_a_busy_worker_names_its_holder(deployed: Any, connect: Any) -> None:
     worker, _ = deployed
     with pytest.raises(PipelineError, match=rf"{worker.url} is busy: held by me \(run run-1\) since \d{{4}}-"):
-        connect(worker.url).claim("run-2", "someone else")
+        connect(worker.url).claim("run-2", "someone else", "link")
 
 
 def test_a_worker_that_is_not_there(connect: Any) -> None:
@@ -257,7 +393,7 @@ def test_a_worker_that_is_not_there(connect: Any) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         with pytest.raises(TransportError, match=rf"127.0.0.1:{port} could not be reached.*--port {port}") as error:
-            connect(f"http://127.0.0.1:{port}", timeout=0.1).claim("run-1", "me")
+            connect(f"http://127.0.0.1:{port}", timeout=0.1).claim("run-1", "me", "link")
     assert "object at" not in str(error.value)
 
 
@@ -270,7 +406,7 @@ def test_a_run_that_the_worker_no_longer_knows(deployed: Any, connect: Any) -> N
 
 def test_refusals_of_a_stage_and_of_a_packet(start_worker: Any, connect: Any, deployment: Any, packet: Any) -> None:
     handle = connect(start_worker().url)
-    handle.claim("run-1", "me")
+    handle.claim("run-1", "me", "link")
     with pytest.raises(PipelineError, match="stage 1 was refused: no such op"):
         handle.deploy(deployment(spec={"refuse": "no such op"}))
     with pytest.raises(StageFault, match="KeyError: 'oops'"):
@@ -285,7 +421,7 @@ def test_refusals_of_a_stage_and_of_a_packet(start_worker: Any, connect: Any, de
 @pytest.mark.parametrize("known", [True, False])
 def test_a_body_over_the_workers_limit(start_worker: Any, connect: Any, deployment: Any, known: bool) -> None:
     handle = connect(start_worker(max_body=5000).url)
-    handle.claim("run-1", "me")
+    handle.claim("run-1", "me", "link")
     if not known:
         handle._max_body = None
     with pytest.raises(PipelineError, match=r"\b2000\d{4} bytes.*\b5000 bytes.*--max-body"):
@@ -305,7 +441,7 @@ def test_something_else_listens_there(connect: Any) -> None:
     thread.start()
     try:
         with pytest.raises(PipelineError, match="status 404, not as a worker does; check that the URL"):
-            connect(f"http://127.0.0.1:{server.server_address[1]}").claim("run-1", "me")
+            connect(f"http://127.0.0.1:{server.server_address[1]}").claim("run-1", "me", "link")
     finally:
         server.shutdown()
         thread.join(30)
@@ -318,7 +454,7 @@ def test_proxies_of_the_environment_are_ignored(
     for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     handle = connect(start_worker().url)
-    handle.claim("run-1", "me")
+    handle.claim("run-1", "me", "link")
     handle.deploy(deployment())
     handle.send(packet())
     assert handle.receive("down", 30.0).job == 0

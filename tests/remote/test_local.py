@@ -15,7 +15,7 @@ import pytest
 
 from lightning_accept.pipeline.messages import PipelineError
 from lightning_accept.remote.client import HttpWorker
-from lightning_accept.remote.facts import usable_cores
+from lightning_accept.remote.cores import usable_cores
 from lightning_accept.remote.local import LocalWorkers
 
 needs_pidfd = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits on process ids as only Linux can")
@@ -44,7 +44,7 @@ def test_workers_serve_with_a_share_of_the_cores_and_end_on_stop() -> None:
         for url in workers.urls:
             assert url.startswith("http://127.0.0.1:")
             handle = HttpWorker(url, workers.token, timeout=30.0)
-            assert handle.claim("run-1", "me")["threads"] == workers.threads
+            assert handle.claim("run-1", "me", "link")["threads"] == workers.threads
             handle.close()
             handle.release()
         for pid in pids:
@@ -52,7 +52,7 @@ def test_workers_serve_with_a_share_of_the_cores_and_end_on_stop() -> None:
             for secret_place in ("cmdline", "environ"):
                 assert workers.token not in Path(f"/proc/{pid}/{secret_place}").read_text()
         with pytest.raises(PipelineError, match="token"):
-            HttpWorker(workers.urls[0], "wrong", timeout=30.0).claim("run-1", "me")
+            HttpWorker(workers.urls[0], "wrong", timeout=30.0).claim("run-1", "me", "link")
     assert all(ended(pid, 0.0) for pid in pids)
     workers.stop()
     assert workers.urls == workers.pids == []

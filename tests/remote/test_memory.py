@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_accept.latency.profile import Profile
+from lightning_accept.latency.submodels import Measurement
+from lightning_accept.partition.link import Speed
 from lightning_accept.pipeline.messages import Fault, PipelineError, QueueFull, StageFault, TransportError, WrongTerm
 from lightning_accept.remote.disturb import Disturbance, RandomDisturbance
 from lightning_accept.remote.memory import MemoryCluster
@@ -29,7 +32,7 @@ def cluster(echo_stage: Any) -> Iterator[Callable[..., MemoryCluster]]:
 
 def deploy_chain(cluster: MemoryCluster, deployment: Any, term: int = 1, **changes: Any) -> list[Any]:
     for worker in cluster.workers:
-        worker.claim("run-1", "me")
+        worker.claim("run-1", "me", "link")
     first, last = cluster.workers
     last.deploy(deployment(term=term, stage=2, stages=3, upstream=first.address, **changes))
     first.deploy(deployment(term=term, stage=1, stages=3, downstream=last.address, **changes))
@@ -104,10 +107,10 @@ def test_back_pressure_is_waited_out_until_the_deadline(cluster: Any, deployment
 def test_refusals(cluster: Any, deployment: Any, packet: Any) -> None:
     made = cluster()
     worker = made.workers[0]
-    worker.claim("run-1", "me")
-    worker.claim("run-1", "me")
+    worker.claim("run-1", "me", "link")
+    worker.claim("run-1", "me", "link")
     with pytest.raises(PipelineError, match=r"busy: held by me \(run run-1\)"):
-        worker.claim("run-2", "you")
+        worker.claim("run-2", "you", "link")
     with pytest.raises(WrongTerm):
         worker.send(packet())
     with pytest.raises(PipelineError, match="refused stage 1: no such op"):
@@ -121,6 +124,60 @@ def test_refusals(cluster: Any, deployment: Any, packet: Any) -> None:
         worker.state(0.0)
     with pytest.raises(PipelineError, match="no worker memory://9"):
         made.worker_at("memory://9")
+
+
+def test_links_are_infinitely_fast_unless_a_table_says_otherwise(cluster: Any, deployment: Any, packet: Any) -> None:
+    made = cluster()
+    deploy_chain(made, deployment)
+    first, second = made.workers
+    assert first.measure_link(1.0) == (Speed(), Speed())
+    assert first.measure_link_to(second.address, 1.0) == Speed()
+    assert first.send(packet()) is None
+    assert second.receive("down", 30.0).transfer is None
+
+
+def test_the_table_of_links(cluster: Any, deployment: Any, packet: Any) -> None:
+    numbers = {None: 0, "memory://1": 1, "memory://2": 2}
+    made = cluster(links=lambda source, target: Speed(1e6 * (10 * numbers[source] + numbers[target] + 1), 0.25))
+    deploy_chain(made, deployment)
+    first, second = made.workers
+    assert second.measure_link(1.0) == (Speed(3e6, 0.25), Speed(21e6, 0.25))
+    assert first.measure_link_to(second.address, 1.0) == Speed(13e6, 0.25)
+    with pytest.raises(PipelineError, match="no worker memory://9"):
+        first.measure_link_to("memory://9", 1.0)
+    sent = first.send(packet(size=1000))
+    assert (sent.nbytes, sent.round_trip) == (4000, 0.5)
+    assert sent.seconds == pytest.approx(8 * 4000 / 2e6 + 0.5)
+    received = second.receive("down", 30.0).transfer
+    assert received.seconds - received.round_trip == pytest.approx(8 * 4000 / 21e6)
+
+
+@pytest.mark.parametrize("through_wire", [False, True])
+def test_a_profile_is_measured_or_made_up(cluster: Any, profile_request: Any, through_wire: bool) -> None:
+    made = cluster(through_wire=through_wire)
+    for worker in made.workers:
+        worker.claim("run-1", "me", "link")
+    measured = made.workers[0].profile(profile_request, 300.0).measured
+    assert [one.span for one in measured] == list(profile_request.spans)
+    asked: list[Any] = []
+
+    def profiler(address: str, request: Any) -> Profile:
+        asked.append((address, request.spans))
+        return Profile((Measurement(0, 1, 1.0, 2.0),))
+
+    made.profiler = profiler
+    assert made.workers[1].profile(profile_request, 300.0).measured == (Measurement(0, 1, 1.0, 2.0),)
+    assert asked == [("memory://2", profile_request.spans)]
+
+
+def test_a_profile_has_a_deadline_and_ends_with_the_call(cluster: Any, profile_request: Any) -> None:
+    worker = cluster().workers[0]
+    worker.claim("run-1", "me", "link")
+    with pytest.raises(TransportError, match="memory://1, the profile request"):
+        worker.profile(profile_request, -1.0)
+    worker.close()
+    with pytest.raises(TransportError, match="interrupted"):
+        worker.profile(profile_request, 300.0)
 
 
 def test_a_fault_is_found_by_polling_and_by_sending(cluster: Any, deployment: Any, packet: Any) -> None:
@@ -172,7 +229,7 @@ def test_close_interrupts_and_release_makes_room_for_the_next_run(cluster: Any, 
         worker.release()
     assert all(stage.closed.is_set() for stage in stages)
     for worker in made.workers:
-        worker.claim("run-2", "you")
+        worker.claim("run-2", "you", "link")
 
 
 def test_receiving_goes_on_across_terms(cluster: Any, deployment: Any, packet: Any) -> None:

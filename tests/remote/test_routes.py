@@ -12,6 +12,8 @@ import pytest
 import requests
 
 from lightning_accept.pipeline.messages import Fault, QueueFull
+from lightning_accept.remote.frames import pack_frame
+from lightning_accept.remote.probe import LARGEST_PROBE
 from lightning_accept.remote.wire import pack_deployment, pack_packet, unpack_packet, unpack_state
 
 AUTH = {"Authorization": "Bearer secret"}
@@ -39,7 +41,8 @@ def deployed(worker: Any, http: requests.Session, deployment: Callable[..., Any]
 
 
 def claim(http: requests.Session, worker: Any, run: str = "run-1", holder: str = "me") -> requests.Response:
-    return http.post(f"{worker.url}/runs", json={"run": run, "holder": holder}, headers=AUTH, timeout=30)
+    body = {"run": run, "holder": holder, "link_token": "link"}
+    return http.post(f"{worker.url}/runs", json=body, headers=AUTH, timeout=30)
 
 
 ROUTES = [
@@ -48,6 +51,12 @@ ROUTES = [
     ("DELETE", "/runs/run-1"),
     ("POST", "/runs/run-1/deploy"),
     ("POST", "/runs/run-1/packets"),
+    ("POST", "/runs/run-1/handover"),
+    ("POST", "/runs/run-1/forget?term=1"),
+    ("POST", "/runs/run-1/profile?number=1"),
+    ("POST", "/runs/run-1/measure-link"),
+    ("POST", "/runs/run-1/probe"),
+    ("GET", "/runs/run-1/probe?bytes=1"),
     ("GET", "/runs/run-1/outbox/down?term=1&after=0"),
     ("GET", "/runs/run-1/state"),
     ("GET", "/runs/run-1/poll"),
@@ -110,7 +119,19 @@ def test_a_second_run_is_told_who_holds_the_worker_and_since_when(worker: Any, h
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b'{"run": "a"}', b'{"run": 1, "holder": "b"}', b'{"run": "../x", "holder": "b"}']
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"run": "a"}',
+        b'{"run": "a", "holder": "b"}',
+        b'{"run": 1, "holder": "b", "link_token": "c"}',
+        b'{"run": "../x", "holder": "b", "link_token": "c"}',
+        b'{"run": "a", "holder": "b", "link_token": ""}',
+        b'{"run": "a", "holder": "b", "link_token": "two words"}',
+        b'{"run": "a", "holder": "b", "link_token": "' + b"c" * 201 + b'"}',
+    ],
 )
 def test_malformed_claims_are_refused(worker: Any, http: requests.Session, body: bytes) -> None:
     reply = http.post(f"{worker.url}/runs", data=body, headers=AUTH, timeout=30)
@@ -156,17 +177,50 @@ def test_malformed_frames_are_refused_and_nothing_is_executed(
     assert deployed.stages[0].taken == []
 
 
-def test_the_link_token_opens_nothing_but_the_packets_of_its_run(
+def test_the_link_token_opens_nothing_but_what_neighbours_need(
     deployed: Any, http: requests.Session, packet: Callable[..., Any]
 ) -> None:
     for method, path in ROUTES:
-        if not path.endswith("packets"):
+        if not path.endswith(("packets", "handover")) and "/probe" not in path:
             assert http.request(method, deployed.url + path, headers=LINK, timeout=30).status_code == 401
     frame = pack_packet(packet())
     assert http.post(f"{deployed.url}/runs/run-2/packets", data=frame, headers=LINK, timeout=30).status_code == 401
     assert http.post(f"{deployed.url}/runs/run-1/packets", data=frame, headers=LINK, timeout=30).status_code == 200
     http.delete(f"{deployed.url}/runs/run-1", headers=AUTH, timeout=30)
     assert http.post(f"{deployed.url}/runs/run-1/packets", data=frame, headers=LINK, timeout=30).status_code == 401
+
+
+def test_another_worker_takes_layers_over_with_the_link_token(deployed: Any, http: requests.Session) -> None:
+    order = {"term": 1, "names": ["weight"]}
+    reply = http.post(f"{deployed.url}/runs/run-1/handover?wait=30", json=order, headers=LINK, timeout=30)
+    assert list(unpack_state(reply.content).tensors) == ["weight"]
+    for changes, status, code in (
+        ({"term": 2}, 409, "term"),
+        ({"names": ["nothing"]}, 400, "frame"),
+        ({"names": "weight"}, 400, "frame"),
+        ({"names": [1]}, 400, "frame"),
+        ({"term": True}, 400, "frame"),
+        ({"term": None}, 400, "frame"),
+    ):
+        reply = http.post(f"{deployed.url}/runs/run-1/handover", json={**order, **changes}, headers=LINK, timeout=30)
+        assert (reply.status_code, reply.json()["code"]) == (status, code)
+    reply = http.post(f"{deployed.url}/runs/run-1/handover", data=b"[]", headers=LINK, timeout=30)
+    assert reply.status_code == 400
+    reply = http.post(f"{deployed.url}/runs/run-2/handover", json=order, headers=LINK, timeout=30)
+    assert reply.status_code == 401
+
+
+def test_a_stage_of_an_earlier_term_is_dropped_when_told(deployed: Any, http: requests.Session) -> None:
+    url = f"{deployed.url}/runs/run-1"
+    assert http.post(f"{url}/forget?term=1", headers=AUTH, timeout=30).status_code == 204
+    assert not deployed.stages[0].closed.is_set()
+    for _ in range(2):
+        assert http.post(f"{url}/forget?term=2", headers=AUTH, timeout=30).status_code == 204
+        assert deployed.stages[0].closed.is_set()
+    assert http.get(f"{url}/stats", headers=AUTH, timeout=30).json() == {}
+    assert http.get(f"{url}/poll", headers=AUTH, timeout=30).json() == {"fault": None}
+    assert http.post(f"{url}/handover", json={"term": 1, "names": []}, headers=AUTH, timeout=30).status_code == 409
+    assert http.post(f"{url}/forget", headers=AUTH, timeout=30).status_code == 400
 
 
 def outbox(http: requests.Session, worker: Any, **query: Any) -> requests.Response:
@@ -326,6 +380,92 @@ def test_the_lease_ends_when_the_central_node_is_silent(
     reply = http.get(f"{url}/poll", headers=AUTH, timeout=30)
     assert reply.status_code == 404
     assert "silent for more than 60 s" in reply.json()["error"]
+
+
+def test_a_packets_reply_tells_how_long_it_waited_for_room(
+    start_worker: Callable[..., Any], http: requests.Session, deployment: Any, packet: Any
+) -> None:
+    worker = start_worker(queue_patience=30.0)
+    claim(http, worker)
+    http.post(f"{worker.url}/runs/run-1/deploy", data=pack_deployment(deployment()), headers=AUTH, timeout=30)
+    worker.stages[0].refusals = [QueueFull(0.1)]
+    reply = http.post(f"{worker.url}/runs/run-1/packets", data=pack_packet(packet()), headers=LINK, timeout=30)
+    assert 0.1 <= float(reply.headers["X-Accept-Waited"]) < 30
+
+
+def test_probes_are_answered_and_dropped(worker: Any, http: requests.Session) -> None:
+    claim(http, worker)
+    url = f"{worker.url}/runs/run-1/probe"
+    for headers in (AUTH, LINK):
+        assert http.post(url, data=bytes(50_000), headers=headers, timeout=30).status_code == 200
+        assert len(http.get(url, params={"bytes": "50000"}, headers=headers, timeout=30).content) == 50_000
+        assert http.get(url, params={"bytes": "0"}, headers=headers, timeout=30).content == b""
+
+
+def test_probes_have_a_largest_size(worker: Any, http: requests.Session) -> None:
+    claim(http, worker)
+    url = f"{worker.url}/runs/run-1/probe"
+    for size in (str(LARGEST_PROBE + 1), "-1", "many", ""):
+        assert http.get(url, params={"bytes": size}, headers=LINK, timeout=30).status_code == 400
+    port = int(worker.url.rsplit(":", 1)[1])
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(
+            b"POST /runs/run-1/probe HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer link\r\n"
+            b"Content-Length: %d\r\n\r\n" % (LARGEST_PROBE + 1)
+        )
+        assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize("path", ["/runs/run-1/measure-link", "/runs/run-1/profile?number=1"])
+def test_the_link_token_orders_no_measuring(worker: Any, http: requests.Session, path: str) -> None:
+    claim(http, worker)
+    assert http.post(worker.url + path, headers=LINK, timeout=30).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        b"",
+        b"[]",
+        b'{"seconds": 1}',
+        b'{"address": 1, "seconds": 1}',
+        b'{"address": "http://127.0.0.1:9"}',
+        b'{"address": "http://127.0.0.1:9", "seconds": true}',
+        b'{"address": "http://127.0.0.1:9", "seconds": 0}',
+        b'{"address": "http://127.0.0.1:9", "seconds": 31}',
+        b'{"address": "file:///etc", "seconds": 1}',
+    ],
+)
+def test_orders_to_measure_a_link_that_are_none(worker: Any, http: requests.Session, order: bytes) -> None:
+    claim(http, worker)
+    assert http.post(f"{worker.url}/runs/run-1/measure-link", data=order, headers=AUTH, timeout=30).status_code == 400
+
+
+def test_a_neighbour_that_is_not_there(start_worker: Callable[..., Any], http: requests.Session) -> None:
+    worker = start_worker(link_timeout=0.1)
+    claim(http, worker)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        order = {"address": f"http://127.0.0.1:{free.getsockname()[1]}", "seconds": 1}
+        reply = http.post(f"{worker.url}/runs/run-1/measure-link", json=order, headers=AUTH, timeout=30)
+    assert (reply.status_code, reply.json()["code"]) == (502, "link")
+    assert "could not be reached for a probe" in reply.json()["error"]
+
+
+@pytest.mark.parametrize("query", ["", "?number=", "?number=xyz", "?number=1&wait=-1"])
+def test_queries_for_a_profile_that_are_none(worker: Any, http: requests.Session, query: str) -> None:
+    claim(http, worker)
+    reply = http.post(f"{worker.url}/runs/run-1/profile{query}", headers=AUTH, timeout=30)
+    assert (reply.status_code, reply.json()["code"]) == (400, "query")
+
+
+def test_a_frame_that_is_no_profile_request(worker: Any, http: requests.Session, packet: Any) -> None:
+    claim(http, worker)
+    url = f"{worker.url}/runs/run-1/profile?number=1"
+    wrong = pack_frame({}, {"lightning_accept": "profile request", "message": "{}"})
+    for body in (b"", pack_packet(packet()), wrong):
+        reply = http.post(url, data=body, headers=AUTH, timeout=30)
+        assert (reply.status_code, reply.json()["code"]) == (400, "frame")
 
 
 def test_the_lease_ends_without_anyone_asking(start_worker: Any, http: requests.Session, deployment: Any) -> None:

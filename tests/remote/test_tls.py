@@ -78,7 +78,7 @@ def test_packets_travel_over_tls_between_all(
     assert first.url.startswith("https://")
     handles += [HttpWorker(worker.url, "secret", timeout=30.0, cafile=certificate[0]) for worker in (first, last)]
     for handle in handles:
-        handle.claim("run-1", "me")
+        handle.claim("run-1", "me", "link")
     handles[1].deploy(deployment(stage=2, stages=3, upstream=first.url))
     handles[0].deploy(deployment(stage=1, stages=3, downstream=last.url))
     for job in range(3):
@@ -96,7 +96,7 @@ def test_an_unknown_certificate_is_refused_with_the_cure(
     worker = start_worker(tls=server_context(*certificate))
     handles.append(HttpWorker(worker.url, "secret", timeout=30.0))
     with pytest.raises(TransportError, match=r"no TLS connection to https://127.0.0.1:\d+ for the claim: .*cafile="):
-        handles[0].claim("run-1", "me")
+        handles[0].claim("run-1", "me", "link")
 
 
 def test_a_plain_worker_addressed_with_https(
@@ -105,7 +105,7 @@ def test_a_plain_worker_addressed_with_https(
     url = start_worker().url.replace("http:", "https:")
     handles.append(HttpWorker(url, "secret", timeout=0.1, cafile=certificate[0]))
     with pytest.raises(TransportError, match=f"{url} for the claim: .*address it with http://"):
-        handles[0].claim("run-1", "me")
+        handles[0].claim("run-1", "me", "link")
 
 
 def test_close_interrupts_a_poll_over_tls(
@@ -116,7 +116,7 @@ def test_close_interrupts_a_poll_over_tls(
     worker = start_worker(tls=server_context(*certificate))
     handle = HttpWorker(worker.url, "secret", timeout=30.0, cafile=certificate[0])
     handles.append(handle)
-    handle.claim("run-1", "me")
+    handle.claim("run-1", "me", "link")
     handle.deploy(deployment())
     errors: list[Exception] = []
 

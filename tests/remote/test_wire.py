@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from lightning_accept.codecs import Payload
-from lightning_accept.pipeline.messages import Deployment, Fault, Packet, StageState
+from lightning_accept.partition.link import Speed
+from lightning_accept.pipeline.messages import Deployment, Fault, Packet, Sources, StageState
 from lightning_accept.remote.frames import pack_frame, unpack_frame
 from lightning_accept.remote.wire import (
     WireError,
@@ -21,6 +22,8 @@ from lightning_accept.remote.wire import (
     pack_deployment,
     pack_packet,
     pack_state,
+    speed_from_json,
+    speed_to_json,
     unpack_deployment,
     unpack_packet,
     unpack_state,
@@ -62,6 +65,14 @@ def test_a_deployment_returns_as_it_was(deployment: Callable[..., Deployment]) -
     back = unpack_deployment(pack_deployment(sent))
     assert dataclasses.replace(back, tensors={}) == dataclasses.replace(sent, tensors={})
     assert torch.equal(back.tensors["weight"], sent.tensors["weight"])
+
+
+def test_where_layers_are_to_be_found_travels_too(deployment: Callable[..., Deployment]) -> None:
+    sources = Sources(3, {"": ["param/a"], "http://a:1": ["buffer/b", "const/c"]})
+    assert unpack_deployment(pack_deployment(deployment(sources=sources))).sources == sources
+    for wrong in (Sources(-1, {}), Sources(1, {"": "param/a"}), Sources(1, {"": [1]}), Sources(1, [])):  # type: ignore[arg-type, dict-item, list-item]
+        with pytest.raises(WireError):
+            unpack_deployment(pack_deployment(deployment(sources=wrong)))
 
 
 def test_a_state_returns_as_it_was() -> None:
@@ -165,3 +176,26 @@ def test_a_fault_returns_as_it_was() -> None:
 def test_malformed_faults_are_refused(fields: Any) -> None:
     with pytest.raises(WireError):
         fault_from_json(fields)
+
+
+def test_a_speed_returns_as_it_was() -> None:
+    assert speed_from_json(speed_to_json(Speed(1.5e6, 0.25))) == Speed(1.5e6, 0.25)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        None,
+        {},
+        {"bandwidth": 1.0},
+        {"bandwidth": "1", "latency": 0.0},
+        {"bandwidth": 0.0, "latency": 0.0},
+        {"bandwidth": math.inf, "latency": 0.0},
+        {"bandwidth": 1.0, "latency": -1.0},
+        {"bandwidth": 1.0, "latency": math.nan},
+        {"bandwidth": 1.0, "latency": 0.0, "more": 1},
+    ],
+)
+def test_malformed_speeds_are_refused(fields: Any) -> None:
+    with pytest.raises(WireError):
+        speed_from_json(fields)

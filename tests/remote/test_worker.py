@@ -65,7 +65,7 @@ def test_a_worker_with_a_made_token_serves_and_stops_gracefully(start: Start) ->
     assert url.startswith("http://127.0.0.1:")
     token = lines[-1].rsplit(" ", 1)[1]
     handle = HttpWorker(url, token, timeout=30.0)
-    assert handle.claim("run-1", "me")["threads"] == 1
+    assert handle.claim("run-1", "me", "link")["threads"] == 1
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
@@ -99,7 +99,7 @@ def test_a_stop_answers_what_waits(start: Start) -> None:
     process = start("--host", "127.0.0.1", "--port", "0", LIGHTNING_ACCEPT_TOKEN="of-the-environment")
     url = lines_until(process, "give this")[1].rsplit(" ", 1)[1]
     handle = HttpWorker(url, "of-the-environment", timeout=1.0)
-    handle.claim("run-1", "me")
+    handle.claim("run-1", "me", "link")
     process.send_signal(signal.SIGTERM)
     with pytest.raises(PipelineError):
         handle.poll(300.0)
@@ -183,7 +183,7 @@ run_server(ServerOptions(token="t"), lambda deployment, **channels: Stuck(), lam
     )
     try:
         handle = HttpWorker(f"http://127.0.0.1:{int(process.stdout.readline())}", "t", timeout=30.0)
-        handle.claim("run-1", "me")
+        handle.claim("run-1", "me", "link")
         handle.deploy(Deployment("run-1", 1, 1, 2, {}, {}, None, None, "link"))
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "stuck\n"

@@ -1,0 +1,33 @@
+"""The rate of one direction of a link, as a token bucket in front of a network device."""
+
+from __future__ import annotations
+
+from .errors import EdgeError
+from .tools import tool
+
+
+def shape(namespace: str, device: str, rate: float | None) -> None:
+    """Let ``device`` send at most ``rate`` bits per second, framing included; None for no limit.
+
+    Raises:
+        EdgeError: If the kernel has no token bucket filter.
+    """
+    if rate is None:
+        if "tbf" in tool("tc", "-n", namespace, "qdisc", "show", "dev", device):
+            tool("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
+        return
+    bucket = ["tbf", "rate", f"{round(rate)}bit", "burst", "32kbit", "latency", "400ms"]
+    try:
+        tool("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *bucket)
+    except EdgeError as error:
+        if "unknown" not in str(error).lower() and "no such file" not in str(error).lower():
+            raise
+        raise EdgeError(
+            f"this kernel has no token bucket filter (CONFIG_NET_SCH_TBF, module sch_tbf): {error}; use another kernel,"
+            " hosts without a rate, or SlowLinks"
+        ) from None
+
+
+def packets_as_sent(namespace: str, device: str) -> None:
+    """Switch off what glues packets together: a bundle of 64 kB would pass the bucket as one."""
+    tool("ip", "netns", "exec", namespace, "ethtool", "-K", device, "tso", "off", "gso", "off", "gro", "off")

@@ -1,0 +1,443 @@
+"""Foresight: what is known of devices and links, and the plans that follow from it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch.optim import Optimizer
+
+from lightning_accept.graph import Chain, Trace
+from lightning_accept.latency.base import LatencyModel
+from lightning_accept.latency.measured import Measured
+from lightning_accept.latency.profile import Profile, ProfileRequest, run_profile
+from lightning_accept.latency.submodels import Measurement
+from lightning_accept.partition.forecast import Forecast, least_period, make_forecast
+from lightning_accept.partition.handling import Handling
+from lightning_accept.partition.link import Speed
+from lightning_accept.partition.model import PipelineModel
+from lightning_accept.partition.plan import Plan
+from lightning_accept.partition.problem import Device, Problem
+from lightning_accept.partition.schedule import default_schedule
+from lightning_accept.partition.simulator import simulate_period
+from lightning_accept.partition.times import SubModelTimes, TableTimes
+from lightning_accept.pipeline.central import CentralPipeline
+from lightning_accept.pipeline.crossing import crossing
+from lightning_accept.pipeline.messages import StageReport
+from lightning_accept.pipeline.speeds import Speeds
+from lightning_accept.pipeline.survey import CENTRAL, Profiler, measure_links, profile_devices
+from lightning_accept.pipeline.watch import Change, StageMedian, StageWatch
+
+log = logging.getLogger("lightning_accept")
+
+MICRO_BATCHES = (1, 2, 4, 8)
+"""Numbers of micro-batches that ``auto`` chooses among."""
+
+_RESTS_KEPT = 32
+
+
+@dataclass
+class _Size:
+    """What is known of jobs of one size.
+
+    Attributes:
+        micro_batches: Jobs per batch.
+        batch: Samples per job.
+        latency: Times of sub-models on all devices.
+        handling: What the codecs add, by device number.
+        request: What is measured, without the sub-models.
+    """
+
+    micro_batches: int
+    batch: int
+    latency: LatencyModel
+    handling: dict[int, Handling] = field(default_factory=dict)
+    request: ProfileRequest | None = None
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user has decided.
+
+    Attributes:
+        in_flight: Batches in flight; None to choose.
+        micro_batches: Micro-batches; None to choose.
+        may_leave_out: Whether workers may be left out that would slow the chain.
+    """
+
+    in_flight: int | None = None
+    micro_batches: int | None = 1
+    may_leave_out: bool = False
+
+
+class Foresight:
+    """Plans the partition and the schedule from measurements, and keeps them up to date.
+
+    Devices are numbered as the planner does: 0 is the central node, worker i of all that were given has number i + 1.
+
+    Args:
+        make_latency: Makes a latency model.
+        wishes: What is not to be chosen.
+        facts: What every device tells of itself (``threads``, ``cores``, ``memory_free``), the central node's first.
+        crowded: Whether all devices are processes on this machine, which leave no core to spare for the codecs.
+        link_seconds: About how long the measuring of one direction of a link takes.
+        profile_seconds: About how long the measuring of one sub-model takes.
+        profiler: Measures in this process.
+    """
+
+    def __init__(
+        self,
+        make_latency: Callable[[], LatencyModel],
+        wishes: Wishes,
+        facts: Sequence[Mapping[str, Any]],
+        *,
+        crowded: bool = False,
+        link_seconds: float = 2.0,
+        profile_seconds: float = 1.0,
+        profiler: Profiler = run_profile,
+    ) -> None:
+        self.forecast: Forecast | None = None
+        """The plan in force."""
+        self.speeds = Speeds()
+        """How fast the links are."""
+        self.loss_seconds = 0.0
+        """Seconds per batch that the central node spends on all but stage 0: the loss, data, Lightning's loop."""
+        self.stale = False
+        """Whether something has changed since the plan in force was made."""
+        self._make_latency = make_latency
+        self._wishes = wishes
+        self._facts = facts
+        self._starts: tuple[int, ...] | None = None
+        self._crowded = crowded
+        self._link_seconds = link_seconds
+        self._profile_seconds = profile_seconds
+        self._profiler = profiler
+        self._sizes: list[_Size] = []
+        self._watch = StageWatch()
+        self._rests: deque[float] = deque(maxlen=_RESTS_KEPT)
+        self._steps: dict[int, float] = {}
+        self._planned_speeds: dict[tuple[int, int], Speed] = {}
+        self._deploy_seconds = 1.0
+
+    # ----- asking the devices
+
+    def survey(
+        self,
+        trace: Trace,
+        chain: Chain,
+        pipeline: CentralPipeline,
+        optimizers: Sequence[Optimizer],
+        autocast: str | None,
+    ) -> None:
+        """Measure all devices and links for this model. Nothing may be in flight."""
+        self._trace, self._chain, self._pipeline = trace, chain, pipeline
+        self._optimizers, self._autocast = optimizers, autocast
+        traced = chain.batch
+        self._sizes = []
+        for count in self._numbers_of_micro_batches():
+            # The predictor knows the sizes that it was trained for; other sizes are measured.
+            latency = self._make_latency() if not self._sizes else Measured()
+            layers = chain.layers
+            latency.prepare(len(layers), [layer.flops / count for layer in layers], [layer.name for layer in layers])
+            self._sizes.append(_Size(count, -(-traced // count), latency))
+        started = time.perf_counter()
+        self.measure(range(len(pipeline.claimed) + 1))
+        self.speeds = measure_links(pipeline.claimed, self._link_seconds, all_pairs=self._wishes.may_leave_out)
+        log.info(
+            "measured %d devices and %d ways between them in %.3g s: %s",
+            len(pipeline.claimed) + 1,
+            len(self.speeds.known),
+            time.perf_counter() - started,
+            self.describe(),
+        )
+
+    def fix_partition(self, starts: Sequence[int]) -> None:
+        """Leave the partition as the user wants it: the first layer of every worker's stage."""
+        self._starts = tuple(starts)
+
+    def measure(self, devices: Sequence[int]) -> None:
+        """Measure these devices (again). Nothing may be in flight."""
+        for size in self._sizes:
+            requests = {number: self._request(number, size) for number in devices}
+            profiles = profile_devices(requests, self._pipeline.claimed, self._pipeline.device, self._profiler)
+            for number in sorted(profiles):
+                size.latency.learn(self.name(number), profiles[number].measured)
+                size.handling[number] = self._handling(number, profiles[number])
+
+    def describe(self) -> str:
+        """Every device's time for a whole batch and every link's bandwidth, in one line."""
+        whole = []
+        for number in range(len(self._pipeline.claimed) + 1):
+            times = self._sizes[0].latency.times(self.name(number))
+            seconds = self._sizes[0].micro_batches * (times.forward(0, times.layers) + times.backward(0, times.layers))
+            whole.append(f"{self.name(number)} {seconds:.3g} s per batch")
+        links = [
+            f"{self.name(source)} -> {self.name(target)} {1e-6 * speed.bandwidth:.3g} Mbit/s"
+            for (source, target), speed in self.speeds.known.items()
+            if math.isfinite(speed.bandwidth)
+        ]
+        return "; ".join([*whole, *links])
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the model's layers."""
+        return [layer.name for layer in self._chain.layers]
+
+    def name(self, device: int) -> str:
+        """What a device is called."""
+        return CENTRAL if device == 0 else self._pipeline.claimed[device - 1].name
+
+    # ----- planning
+
+    def plan(self) -> Forecast:
+        """The best partition and schedule by what is known now.
+
+        Raises:
+            PlanError: If there is none.
+        """
+        problems = {size.micro_batches: self._problem(size) for size in self._sizes}
+        return make_forecast(problems, in_flight=self._wishes.in_flight, starts=self._starts)
+
+    def least_period(self) -> float:
+        """Seconds per batch that no partition and no schedule can beat; much sooner told than :meth:`plan`.
+
+        Raises:
+            PlanError: If there is no partition.
+        """
+        return min(least_period(self._problem(size), size.micro_batches, self._starts) for size in self._sizes)
+
+    def period(self, forecast: Forecast) -> float:
+        """Seconds per batch that an earlier forecast is worth by what is known now."""
+        size = next(size for size in self._sizes if size.micro_batches == forecast.schedule.micro_batches)
+        plan = forecast.plan
+        model = PipelineModel.of(self._problem(size), plan.devices, plan.boundaries, size.micro_batches)
+        return simulate_period(model, forecast.schedule)
+
+    def moving_seconds(self, new: Forecast) -> float:
+        """Estimated seconds that the pipeline stands still when it goes over to another forecast."""
+        old = self.forecast
+        if old is None:
+            return 0.0
+        owners = [_owners(forecast.plan) for forecast in (old, new)]
+        copies = 1 + _state_copies(self._optimizers)
+        seconds = 0.0
+        for layer, before, after in zip(self._chain.layers, *owners, strict=True):
+            if before != after:
+                way = [(before, after)] if (before, after) in self.speeds.known else [(before, 0), (0, after)]
+                for hop in way:
+                    speed = self.speeds.known.get(hop, Speed())
+                    seconds += 8.0 * copies * layer.weight_bytes / speed.bandwidth + 2 * speed.latency
+        # The drain: stages fall idle one after the other, and fill again.
+        return seconds + self._deploy_seconds + self.period(old) * (len(old.plan.stages) - 1)
+
+    def deployed(self, forecast: Forecast, seconds: float) -> None:
+        """A forecast is in force from now on; putting it in place took so many seconds."""
+        self.forecast = forecast
+        self.stale = False
+        self._planned_speeds = dict(self.speeds.known)
+        self._deploy_seconds = seconds
+        self._watch.restart()
+        self.speeds.restart()
+
+    # ----- what training tells
+
+    def note(self, reports: Mapping[int, StageReport], rest: float | None) -> None:
+        """Take in what came back with one batch.
+
+        Args:
+            reports: What the stages report of one job.
+            rest: Seconds of this batch in which the central node neither waited nor computed stage 0; None if unknown.
+        """
+        self._watch.note(reports)
+        if rest is not None:
+            self._rests.append(max(0.0, rest))
+        self._latest = dict(reports)
+
+    def look(self, threshold: float) -> tuple[dict[int, StageMedian], list[Change]]:
+        """Learn from what was noted since the last look; returns medians and stages that are off expectations."""
+        medians, changes = self._watch.look(threshold)
+        if self.forecast is None or not medians:
+            return medians, []
+        if self._rests:
+            self.loss_seconds = statistics.median(self._rests)
+        size = next(s for s in self._sizes if s.micro_batches == self.forecast.schedule.micro_batches)
+        off = {change.stage for change in changes}
+        for stage, median in medians.items():
+            load = self.forecast.plan.stages[stage]
+            self._steps[stage] = median.step
+            if stage not in off:
+                size.latency.observe(
+                    self.name(load.device), Measurement(load.first, load.stop, median.forward, median.backward)
+                )
+        self._learn_speeds()
+        self.stale = self.stale or bool(changes) or self._links_differ(threshold)
+        return medians, changes
+
+    def expected(self, stage: int) -> float:
+        """Predicted seconds per job (forward and backward) of a stage of the plan in force."""
+        assert self.forecast is not None
+        size = next(s for s in self._sizes if s.micro_batches == self.forecast.schedule.micro_batches)
+        load = self.forecast.plan.stages[stage]
+        times = size.latency.times(self.name(load.device))
+        return times.forward(load.first, load.stop) + times.backward(load.first, load.stop)
+
+    def remeasure(self, stages: Sequence[int]) -> None:
+        """Measure the devices of these stages again. Nothing may be in flight."""
+        assert self.forecast is not None
+        self.measure([self.forecast.plan.stages[stage].device for stage in stages])
+        for stage in stages:
+            self._watch.restart(stage)
+        self.stale = True
+
+    # ----- helpers
+
+    def _numbers_of_micro_batches(self) -> list[int]:
+        wanted = self._wishes.micro_batches
+        if wanted is not None:
+            return [wanted]
+        if self._chain.batch_dependent:
+            log.info("micro_batches: 1, since the model holds BatchNorm, whose statistics are those of a whole batch")
+            return [1]
+        return [count for count in MICRO_BATCHES if count == 1 or count <= self._chain.batch]
+
+    def _request(self, number: int, size: _Size) -> ProfileRequest:
+        if size.request is None:
+            settings = self._pipeline.settings
+            size.request = ProfileRequest.of(
+                self._chain,
+                self._trace,
+                (),
+                batch=size.batch,
+                autocast=self._autocast,
+                forward_codec=settings.forward_codec,
+                backward_codec=settings.backward_codec,
+                codec_cuts=range(1, len(self._chain.layers) + 1),
+                seconds=self._profile_seconds,
+            )
+        spans = tuple(size.latency.spans(self.name(number), number == 0))
+        return replace(size.request, spans=spans, memory=self._memory(number))
+
+    def _handling(self, number: int, profile: Profile) -> Handling:
+        """What the codecs add to a device's stage: nothing where a core is left for them."""
+        if not profile.encode:
+            return Handling.none(len(self._chain.layers) + 1)
+        facts = self._facts[number]
+        threads, cores = facts.get("threads") or 1, facts.get("cores")
+        share = 1.0 if self._crowded or cores is None else min(1.0, max(0.0, threads + 1 - cores))
+        encode, decode = [(0.0, 0.0), *profile.encode], [(0.0, 0.0), *profile.decode]
+        return Handling(
+            [share * forward for forward, _ in encode],
+            [share * forward for forward, _ in decode],
+            [share * backward for _, backward in encode],
+            [share * backward for _, backward in decode],
+        )
+
+    def _memory(self, number: int) -> float | None:
+        free = self._facts[number].get("memory_free")
+        return None if free is None else float(free)
+
+    def _problem(self, size: _Size) -> Problem:
+        """The planner's problem for one job."""
+        settings, pipeline = self._pipeline.settings, self._pipeline
+        down, up = crossing(self._chain, settings.forward_codec, settings.backward_codec, pipeline.bits, size.batch)
+        layers = self._chain.layers
+        jobs = size.micro_batches
+        devices = []
+        for number in range(len(pipeline.claimed) + 1):
+            schedule = default_schedule(len(pipeline.claimed), self._wishes.in_flight, jobs)
+            devices.append(
+                Device(
+                    self.name(number),
+                    self._times(size, number),
+                    memory=self._memory(number) or math.inf,
+                    weight_versions=schedule.staleness[number] + 1,
+                    in_flight=schedule.in_flight,
+                    handling=size.handling[number],
+                    uplink=self.speeds.uplink(number),
+                    downlink=self.speeds.downlink(number),
+                )
+            )
+        return Problem(
+            devices,
+            down,
+            up,
+            self.speeds.link,
+            weight_bytes=[layer.weight_bytes for layer in layers],
+            activation_bytes=[layer.activation_bytes for layer in layers],
+            state_copies=1 + _state_copies(self._optimizers),
+            loss_time=self.loss_seconds,
+            may_leave_out=self._wishes.may_leave_out,
+            share=True,
+        )
+
+    def _times(self, size: _Size, number: int) -> SubModelTimes:
+        """A device's times for one job, with its part of the optimizer step."""
+        times = size.latency.times(self.name(number))
+        rate = self._step_rate(number) / size.micro_batches
+        weights = [0]
+        for layer in self._chain.layers:
+            weights.append(weights[-1] + layer.weight_bytes)
+        return TableTimes.from_function(
+            times.layers,
+            lambda first, stop: (
+                times.forward(first, stop),
+                times.backward(first, stop) + rate * (weights[stop] - weights[first]),
+            ),
+        )
+
+    def _step_rate(self, number: int) -> float:
+        """Seconds of a device's optimizer step per byte of weights, as its last stage has shown."""
+        if self.forecast is None:
+            return 0.0
+        for stage, load in enumerate(self.forecast.plan.stages):
+            nbytes = sum(layer.weight_bytes for layer in self._chain.layers[load.first : load.stop])
+            if load.device == number and nbytes and stage in self._steps:
+                return self._steps[stage] / nbytes
+        return 0.0
+
+    def _learn_speeds(self) -> None:
+        """Take in the bandwidths that the last transfers have met."""
+        assert self.forecast is not None
+        devices = self.forecast.plan.devices
+        last = len(devices) - 1
+        readings: dict[tuple[int, int], float | None] = {}
+        for stage, report in self._latest.items():
+            readings[devices[stage], devices[(stage + 1) % (last + 1)]] = report.down
+            readings[devices[stage], devices[stage - 1]] = report.up
+        received = self._pipeline.received
+        for way, source in (("down", devices[last]), ("up", devices[min(1, last)])):
+            speed = received.get(way)
+            readings[source, 0] = None if speed is None else speed.bandwidth
+        for ends, reading in readings.items():
+            if reading is not None:
+                self.speeds.meet(*ends, reading)
+
+    def _links_differ(self, threshold: float) -> bool:
+        for way, planned in self._planned_speeds.items():
+            ratio = self.speeds.known[way].bandwidth / planned.bandwidth
+            if math.isfinite(ratio) and not 1 / (1 + threshold) <= ratio <= 1 + threshold:
+                return True
+        return False
+
+
+def _owners(plan: Plan) -> list[int]:
+    """The device of every layer."""
+    return [stage.device for stage in plan.stages for _ in range(stage.first, stage.stop)]
+
+
+def _state_copies(optimizers: Sequence[Optimizer]) -> int:
+    """Tensors per parameter that the optimizers keep: as many as the fullest state shows, else what is usual."""
+    most = 0
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            most = max(most, sum(getattr(value, "dim", lambda: 0)() > 0 for value in state.values()))
+        if not optimizer.state:
+            options = optimizer.defaults
+            most = max(most, 2 if "betas" in options else 1 if options.get("momentum") else 0)
+    return most
