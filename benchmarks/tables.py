@@ -92,6 +92,29 @@ def overlap(document: Document) -> str:
     return "\n\n".join([*parts, f"Medians: {figures}."])
 
 
+def latency(document: Document) -> str:
+    """Errors over all configurations, one row per method."""
+    figures = document["figures"]
+    rows = document["rows"]["all configurations"]
+    head = list(rows[0])
+    text = f"{figures['model']}, {figures['layers']} layers, batch {figures['batch']}, {figures['configurations']}"
+    return f"{text} configurations; errors in percent.\n\n" + table(
+        head, [[_number(row.get(key), 1) for key in head] for row in rows]
+    )
+
+
+def foresight(document: Document) -> str:
+    """Predicted against measured periods, and what a changed device led to; the raw runs stay in the file."""
+    parts = []
+    for name, rows in document["rows"].items():
+        if name in ("runs", "tried"):
+            continue
+        head = [key for key in rows[0] if key not in ("setting", "in_flight")]
+        parts.append(f"{name}:\n\n" + table(head, [[_number(row.get(key), 3) for key in head] for row in rows]))
+    figures = ", ".join(f"{name} {_number(value, 3)}" for name, value in document["figures"].items())
+    return "\n\n".join([*parts, f"Figures: {figures}."])
+
+
 def _number(value: Any, digits: int) -> str:
     if value is None:
         return ""
@@ -103,6 +126,8 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "learning": learning,
     "codecs": codecs,
     "convergence": convergence,
+    "latency": latency,
+    "foresight": foresight,
 }
 
 

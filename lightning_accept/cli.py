@@ -108,7 +108,8 @@ def _plan_parser() -> ArgumentParser:
         nargs="+",
         default=["unlimited"],
         help="one for all or one per hop, the last one from the last worker to the central node: 10Mbit,"
-        " 10Mbit:1Mbit@5ms (there, back, delay) or unlimited",
+        " 10Mbit:1Mbit@5ms (there, back, delay) or unlimited; a device's links share its way into the network, which is"
+        " as fast as the fastest of them",
     )
     add("--latency", type=str, default="table", help="table, measured, capacity or a predictor file")
     add("--forward-codec", type=str, default="auto", help="codec for activations")

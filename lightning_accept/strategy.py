@@ -56,6 +56,13 @@ class AccEPTStrategy(SingleDeviceStrategy):
     This process is the central node: it runs the Trainer, owns the data, computes the loss and holds stage 0. Every
     worker holds one later stage.
 
+    Gradients are clipped over all stages, however Lightning or the user asks for it. By value, every stage clips its
+    own, which is exact. By norm, it is exact with one batch in flight. With more, each stage uses the exact norms, for
+    the same batch, of itself and of the stages behind it, which the gradient brings along; and for the stages before it
+    the norms of the newest batch that the central node had completed when the gradient left. Which batch that is
+    follows from the schedule alone. Until the first one is known, such a stage counts as much as the largest known one.
+    No message of its own is sent.
+
     Args:
         workers: URLs of running workers, in the order of their stages; or a number of workers to start on this
             machine, which end with the trainer.

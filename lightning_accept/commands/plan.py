@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -156,6 +156,7 @@ def _problem(options: PlanOptions, part: Dataset, whole: ModelFacts) -> Problem:
     latency = _latency(options.latency, model)
     times = [_times(latency, model, known[name], number, number == 0) for number, name in enumerate(options.devices)]
     memory = _per_device("--memory", options.memory or [0], count)
+    hops = [parse_link(text) for text in _per_device("--links", options.links or ["unlimited"], count)]
     schedule = default_schedule(count - 1, options.in_flight, whole.batch // model.batch)
     devices = [
         Device(
@@ -164,6 +165,9 @@ def _problem(options: PlanOptions, part: Dataset, whole: ModelFacts) -> Problem:
             memory=memory[number] or math.inf,
             weight_versions=schedule.staleness[number] + 1,
             in_flight=schedule.in_flight,
+            # What a device sends and receives in all is as fast as the fastest of its links.
+            uplink=max(hops[number].forward_bandwidth, hops[number - 1].backward_bandwidth),
+            downlink=max(hops[number].backward_bandwidth, hops[number - 1].forward_bandwidth),
         )
         for number, name in enumerate(options.devices)
     ]
@@ -174,7 +178,7 @@ def _problem(options: PlanOptions, part: Dataset, whole: ModelFacts) -> Problem:
         devices,
         down,
         up,
-        _links(options.links, count),
+        _links(hops),
         weight_bytes=whole.weight_bytes,
         activation_bytes=whole.activation_bytes,
         state_copies=1 + options.state_copies,
@@ -225,13 +229,12 @@ def _crossing(model: ModelFacts, forward: Codec, backward: Codec) -> tuple[list[
     return down, up
 
 
-def _links(texts: Sequence[str], devices: int) -> Any:
-    """The planner's links: hop by hop, or the same everywhere; a link past left-out devices is its slowest hop."""
-    hops = [parse_link(text) for text in _per_device("--links", texts or ["unlimited"], devices)]
+def _links(hops: Sequence[Link]) -> Callable[[int, int], Link]:
+    """The planner's links, from those of the chain's hops; past devices that are left out, the slowest on the way."""
 
     def link(source: int, target: int) -> Link:
-        passed = hops[source:target] if target else [hops[devices - 1] if source == devices - 1 else hops[source]]
-        return min(passed or [hops[0]], key=lambda hop: (hop.forward_bandwidth, -hop.forward_latency))
+        passed = hops[source:target] if target else hops[source:]
+        return min(passed or hops[:1], key=lambda hop: (hop.forward_bandwidth, -hop.forward_latency))
 
     return link
 

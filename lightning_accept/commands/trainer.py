@@ -33,9 +33,10 @@ class AccEPTCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except ValueError as error:
-            if not _raised_here(error):
-                raise
-            self.parser.error(str(error), error)
+            if _raised_in(_cause(error)).startswith(("jsonargparse.", "lightning_accept.")):
+                # What follows is the whole strategy or model again, down to the token.
+                self.parser.error(str(error).partition("\nGiven value type:")[0], error)
+            raise  # out of the user's own code, who needs the traceback
 
 
 def run_trainer(arguments: Sequence[str]) -> int:
@@ -53,9 +54,14 @@ def run_trainer(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _raised_here(error: BaseException) -> bool:
-    """Whether the error comes from this package, whose messages need no traceback, and not from the user's code."""
+def _cause(error: BaseException) -> BaseException:
+    """What a class raised, which jsonargparse wraps."""
+    return error if error.__cause__ is None else _cause(error.__cause__)
+
+
+def _raised_in(error: BaseException) -> str:
+    """Name of the module that raised it."""
     trace: Any = error.__traceback__
     while trace.tb_next is not None:
         trace = trace.tb_next
-    return str(trace.tb_frame.f_globals.get("__name__", "")).startswith("lightning_accept.")
+    return str(trace.tb_frame.f_globals.get("__name__", ""))

@@ -89,7 +89,7 @@ class ArrayDataModule(LightningDataModule):
     def _loader(self, part: str, batch_size: int, **options: Any) -> DataLoader[Any]:
         return DataLoader(
             self.parts[part],
-            batch_size,
+            batch_size=batch_size,  # by name, without which Lightning's predict fails
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
             **options,

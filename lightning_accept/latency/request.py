@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lightning_accept.codecs import Codec, codec_config, codec_from_config
-from lightning_accept.graph import Chain, CutValue, StageProgram, Trace
+from lightning_accept.graph import CutValue, StageProgram
 from lightning_accept.graph.encoding import DTYPES
 from lightning_accept.latency.dry_run import dry_run
 from lightning_accept.latency.submodels import Span
 
+if TYPE_CHECKING:
+    # Workers are spared the exporter and sympy.
+    from lightning_accept.graph import Chain, Trace
+
 MAX_LAYERS = 10_000
-MAX_SPANS = 100_000
-MAX_SECONDS = 600.0
+MAX_SPANS = 20_000
+MAX_SECONDS = 60.0
 """Per sub-model."""
 _MAX_BYTES = 2**50
 _AUTOCAST = ("bfloat16", "float16")
@@ -254,7 +258,10 @@ def _check(request: ProfileRequest) -> None:
         _expect(first < stop <= len(layers), f"there is no sub-model {first} to {stop} of {len(layers)} layers")
     _expect(request.autocast is None or request.autocast in _AUTOCAST, f"autocast must be one of {_AUTOCAST} or None")
     _check_codecs(request)
-    _expect(_is_number(request.seconds) and 0 < request.seconds <= MAX_SECONDS, f"seconds must be up to {MAX_SECONDS}")
+    _expect(
+        _is_number(request.seconds) and 0 < request.seconds <= MAX_SECONDS,
+        f"seconds must be above 0 and at most {MAX_SECONDS:g}",
+    )
     _expect(request.memory is None or (_is_number(request.memory) and request.memory >= 0), "memory must be bytes")
     sizes = request.layer_bytes
     _expect(len(sizes) in (0, len(layers)) and all(map(_is_count, sizes)), "layer_bytes must be one size per layer")

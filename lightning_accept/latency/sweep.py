@@ -22,7 +22,7 @@ from lightning_accept.latency.submodels import Measurement, Span
 from lightning_accept.latency.timing import Clock, ProfileStopped, time_once
 
 SHORT = 0.04
-"""Seconds: a sub-model that takes less is run several times at each visit, after a warm-up."""
+"""Seconds: a sub-model that takes less is run several times at each visit, after a warm-up; longer ones once."""
 _VISIT = 0.12
 _MOST_RUNS = 5
 
@@ -49,8 +49,8 @@ def sweep(
         on_progress: Told of the share that is done.
 
     Returns:
-        Medians of both passes (the lower of two), in the order of ``spans``; the second may lack some. Infinity where the memory does
-        not suffice.
+        Medians of both passes (the lower of two), in the order of ``spans``; the second may lack some. Infinity where
+        the memory does not suffice.
 
     Raises:
         ProfileStopped: If ``stop`` says so.

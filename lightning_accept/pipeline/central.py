@@ -586,6 +586,7 @@ class CentralPipeline:
             state = worker.state(self.batch_timeout)
             self._unstepped.update(gradients_in(state))
             report(stage, state)
+            del state  # or the next one would be fetched while this one is still held
 
     def stats(self) -> list[dict[str, Any]]:
         """Figures of every stage, the central node's first."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,9 @@ class _Abandoned(BaseException):
 class SuspendedStep:
     """Runs a function in a thread of its own that takes turns with the caller's: a coroutine, not parallelism.
 
-    A thread because grad mode and autocast belong to a thread; both start out as they are in the caller's.
+    A thread because grad mode and autocast belong to a thread; both start out as they are in the caller's. The default
+    dtype, which some of Lightning's precisions change within a step, belongs to the process; it is exchanged at every
+    turn.
 
     Args:
         function: The user's step.
@@ -54,6 +57,7 @@ class SuspendedStep:
         self._abandoned = False
         self._go = threading.Semaphore(0)
         self._stopped = threading.Semaphore(0)
+        self._dtype = torch.get_default_dtype()
         self._grad = torch.is_grad_enabled()
         self._inference = torch.is_inference_mode_enabled()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -70,8 +74,9 @@ class SuspendedStep:
 
     def start(self) -> Call | None:
         """Run until the pipelined call, which is returned, or until the end (None)."""
-        self._thread.start()
-        self._stopped.acquire()
+        with self._own_default_dtype():
+            self._thread.start()
+            self._stopped.acquire()
         self._raise()
         return self.call
 
@@ -79,8 +84,9 @@ class SuspendedStep:
         """Let the pipelined call return ``output`` and run to the end; returns the step's result."""
         if not self.finished:
             self._output = (output,)
-            self._go.release()
-            self._stopped.acquire()
+            with self._own_default_dtype():
+                self._go.release()
+                self._stopped.acquire()
             self._raise()
         else:
             self._do_deferred()
@@ -90,8 +96,9 @@ class SuspendedStep:
         """Unwind the suspended step."""
         if not self.finished and self._thread.ident is not None:
             self._abandoned = True
-            self._go.release()
-            self._thread.join()
+            with self._own_default_dtype():
+                self._go.release()
+                self._thread.join()
 
     def wait_for_output(self, call: Call) -> Any:
         """Called by the step's own thread at the pipelined call: let the other thread go on until it resumes this."""
@@ -102,6 +109,17 @@ class SuspendedStep:
             raise _Abandoned
         self._do_deferred()
         return self._output[0]
+
+    @contextmanager
+    def _own_default_dtype(self) -> Iterator[None]:
+        """The step's turn: give it the default dtype that it left with, and the caller its own afterwards."""
+        outer = torch.get_default_dtype()
+        torch.set_default_dtype(self._dtype)
+        try:
+            yield
+        finally:
+            self._dtype = torch.get_default_dtype()
+            torch.set_default_dtype(outer)
 
     def _do_deferred(self) -> None:
         deferred, self.deferred = self.deferred, []

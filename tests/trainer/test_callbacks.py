@@ -45,9 +45,7 @@ def test_max_time_ends_after_whole_batches(
     for strategy in ("auto", pipeline(in_flight)):
         trained.clear()
         elapsed[0] = 0.0
-        fit = trainer(
-            strategy, max_epochs=9, max_time={"minutes": 1}, callbacks=[Clock()], accumulate_grad_batches=2
-        )
+        fit = trainer(strategy, max_epochs=9, max_time={"minutes": 1}, callbacks=[Clock()], accumulate_grad_batches=2)
         fit.fit(seeded(Counting), loader())
         assert fit.should_stop
         lengths.append(len(trained))

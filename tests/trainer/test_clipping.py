@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_accept import AccEPTStrategy
 from lightning_accept.pipeline.messages import PipelineError
 
 RATE, BATCH = 0.5, 4
@@ -283,3 +284,14 @@ def test_in_flight_a_second_clipping_in_one_step_is_refused(
 
     with pytest.raises(PipelineError, match="can be clipped once in a step"):
         trainer(pipeline(4)).fit(seeded(Twice), loader(), loader(1, seed=1))
+
+
+def test_processes_clip_as_workers_in_memory(seeded: Any, loader: Any, pipeline: Any, trainer: Any) -> None:
+    """Norms survive the way over a real link."""
+    states = []
+    codecs = {"forward_codec": "raw", "backward_codec": "raw"}
+    for strategy in (AccEPTStrategy(2, in_flight=4, worker_threads=1, **codecs), pipeline(4)):
+        module = seeded()
+        trainer(strategy, **WAYS["norm"]).fit(module, loader(), loader(1, seed=1))
+        states.append(module.state_dict())
+    torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)

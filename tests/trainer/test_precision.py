@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+
+
+@pytest.fixture(autouse=True)
+def _default_dtype_as_before() -> Iterator[None]:
+    yield
+    left = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    assert left == torch.float32
+
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 
@@ -21,6 +31,27 @@ def test_precision_equals_plain_training(precision: str, seeded: Any, loader: An
 
     dtypes = {value.dtype for name, value in agree(run)["state"].items() if name.startswith("net")}
     assert dtypes == {{"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(precision, torch.float32)}
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_a_dtype_within_steps_in_flight_is_not_left_behind(
+    precision: str, model: Any, seeded: Any, loader: Any, pipeline: Any, trainer: Any
+) -> None:
+    """Steps that are suspended within their precision's context end in another order than they began."""
+    outside, within = [], []
+
+    class Noting(model):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            within.append(torch.get_default_dtype())
+            return loss
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            outside.append(torch.get_default_dtype())
+
+    trainer(pipeline(4), precision=precision).fit(seeded(Noting), loader(), loader(3, seed=1))
+    assert set(outside) == {torch.float32}
+    assert set(within) == {torch.float64 if precision == "64-true" else torch.bfloat16}
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])

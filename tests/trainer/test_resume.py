@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,28 @@ def scheduled(model: Any) -> Any:
     return Scheduled
 
 
+class Resumable:
+    """A dataloader that knows where it is, as one that resumes within an epoch must."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = list(batches)
+        self.position = 0
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(self.position % len(self), len(self)):
+            self.position = number + 1
+            yield self.batches[number]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
 class Dies(L.Callback):
     """Ends everything right after a step."""
 
@@ -46,27 +70,31 @@ class Dies(L.Callback):
 
 
 def straight(module: Any, strategy: Any, trainer: Any, loader: Any) -> dict[str, Any]:
-    trainer(strategy, max_epochs=EPOCHS).fit(module, loader(BATCHES))
+    trainer(strategy, max_epochs=EPOCHS).fit(module, Resumable(loader(BATCHES)))
     return dict(module.state_dict())
 
 
 def broken(make: Any, first: Any, second: Any, trainer: Any, loader: Any, folder: Path) -> dict[str, Any]:
     """Train with ``first`` until it dies in the third epoch, and go on with ``second``."""
-    saving = ModelCheckpoint(folder, every_n_train_steps=SAVED, save_top_k=-1)
-    before = trainer(first, max_epochs=EPOCHS, callbacks=[saving, Dies(SAVED + 2)], enable_checkpointing=True)
+
+    def saving() -> ModelCheckpoint:
+        return ModelCheckpoint(folder, every_n_train_steps=SAVED, save_top_k=-1)
+
+    before = trainer(first, max_epochs=EPOCHS, callbacks=[saving(), Dies(SAVED + 2)], enable_checkpointing=True)
     with pytest.raises(SystemExit):
-        before.fit(make(), loader(BATCHES))
+        before.fit(make(), Resumable(loader(BATCHES)))
     (path,) = folder.glob("*.ckpt")
     module = make()
-    after = trainer(second, max_epochs=EPOCHS)
-    after.fit(module, loader(BATCHES), ckpt_path=path, weights_only=True)
+    after = trainer(second, max_epochs=EPOCHS, callbacks=[saving()], enable_checkpointing=True)
+    after.fit(module, Resumable(loader(BATCHES)), ckpt_path=path, weights_only=True)
     assert after.global_step == EPOCHS * BATCHES
     return dict(module.state_dict())
 
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:You defined a `validation_step` but have no `val_dataloader`",
-    "ignore:You're resuming from a checkpoint that ended before the epoch ended",
+    "ignore:The dirpath has changed",
+    "ignore:Checkpoint directory .* exists and is not empty",
 )
 
 
@@ -94,7 +122,29 @@ def test_four_in_flight_resume_within_tolerance(
 
     whole = straight(make(), pipeline(4, 2), trainer, loader)
     parts = broken(make, pipeline(4, first), pipeline(4, second), trainer, loader, tmp_path)
+    # BatchNorm's statistics count what is in flight at the checkpoint, which is forwarded once more when it is resumed.
+    counted = parts.pop("net.1.num_batches_tracked") - whole.pop("net.1.num_batches_tracked")
+    assert 0 <= int(counted) <= 3
     torch.testing.assert_close(parts, whole, rtol=0, atol=IN_FLIGHT_TOLERANCE)
     start = make().state_dict()
     moved = max(float((whole[name] - start[name]).abs().max()) for name in whole if name.startswith("net"))
     assert moved > 3 * IN_FLIGHT_TOLERANCE, "the tolerance is small against what was learnt"
+
+
+def test_gathering_holds_one_stages_state_at_a_time(
+    seeded: Any, loader: Any, pipeline: Any, trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[weakref.ref[Any]] = []
+    strategy = pipeline(1, 3)
+    for worker in strategy._worker_places:
+        original = worker.state
+
+        def state(timeout: float, original: Any = original) -> Any:
+            assert all(earlier() is None for earlier in held)
+            result = original(timeout)
+            held.append(weakref.ref(result))
+            return result
+
+        monkeypatch.setattr(worker, "state", state)
+    trainer(strategy).fit(seeded(), loader(2))
+    assert len(held) == 3

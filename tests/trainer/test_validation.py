@@ -13,7 +13,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` 
 IN_FLIGHT = pytest.mark.parametrize("in_flight", [1, 4])
 
 
-@pytest.mark.parametrize("arguments", [{"val_check_interval": 2}, {"val_check_interval": 0.5, "max_epochs": 2}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"val_check_interval": 2},
+        {"val_check_interval": 0.5, "max_epochs": 2},
+        {"val_check_interval": 4, "check_val_every_n_epoch": None, "max_epochs": 2},
+    ],
+)
 def test_validation_within_an_epoch_sees_the_weights_of_its_step(
     arguments: dict[str, Any], seeded: Any, loader: Any, notes: Any, trainer: Any, agree: Any
 ) -> None:
