@@ -133,7 +133,7 @@ def steady(times: list[float], in_flight: int) -> float:
 
 def simulate(report: Report, quick: bool) -> None:
     """Item 1."""
-    batches = 40 if quick else 80
+    batches = 40 if quick else 56
     errors: dict[str, list[float]] = {"planned": [], "informed": []}
     devices: Devices | None = None
     try:
@@ -142,7 +142,7 @@ def simulate(report: Report, quick: bool) -> None:
                 if devices is not None:
                     devices.__exit__(None, None, None)
                 devices = Devices(setting).__enter__()
-            found = devices.train(["--batches", str(batches)], setting)
+            found = devices.train(["--batches", str(batches), "--batch-size", "128"], setting)
             plan = found["plans"][-1]
             # Warm-up at the beginning, drain at the end.
             measured = steady(found["times"][10 : -plan["in_flight"]], plan["in_flight"])
@@ -166,6 +166,7 @@ def simulate(report: Report, quick: bool) -> None:
                 measured_over_bound=measured / plan["bound"],
             )
             _keep(report, f"simulate {number}", found)
+            sys.stdout.flush()
     finally:
         if devices is not None:
             devices.__exit__(None, None, None)

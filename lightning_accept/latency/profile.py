@@ -16,6 +16,7 @@ import torch
 from lightning_accept.codecs import codec_from_config
 from lightning_accept.latency.codec_rates import CodecRate, measure_codec
 from lightning_accept.latency.dry_run import needs_grad
+from lightning_accept.latency.interpreter import message_seconds
 from lightning_accept.latency.memory import is_out_of_memory, memory_bytes
 from lightning_accept.latency.request import ProfileRequest
 from lightning_accept.latency.stack import Stack
@@ -39,6 +40,7 @@ class Profile:
         decode: Per codec cut: seconds of decoding its activations, its gradients.
         wire_bytes: Per codec cut: bytes of the encoded activations, gradients, without the framing.
         memory_free: Bytes that were free before the measuring; None where the system does not tell.
+        message: Seconds of the device's compute that a message takes beside its codec; 0.0 if no codec was asked for.
     """
 
     measured: tuple[Measurement, ...]
@@ -46,6 +48,7 @@ class Profile:
     decode: tuple[tuple[float, float], ...] = ()
     wire_bytes: tuple[tuple[int, int], ...] = ()
     memory_free: int | None = None
+    message: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able; infinity becomes null."""
@@ -55,6 +58,7 @@ class Profile:
             "decode": [list(pair) for pair in self.decode],
             "wire_bytes": [list(pair) for pair in self.wire_bytes],
             "memory_free": self.memory_free,
+            "message": self.message,
         }
 
     @classmethod
@@ -73,10 +77,10 @@ class Profile:
                 tuple((_seconds(there), _seconds(back)) for there, back in data[name]) for name in ("encode", "decode")
             )
             sizes = tuple((_count(there), _count(back)) for there, back in data["wire_bytes"])
-            free = data["memory_free"]
-            if not all(math.isfinite(value) for pair in (*encode, *decode) for value in pair):
+            free, message = data["memory_free"], _seconds(data["message"])
+            if not all(math.isfinite(value) for pair in (*encode, *decode, (message,)) for value in pair):
                 raise ValueError("a codec's time is missing")
-            return cls(measured, encode, decode, sizes, None if free is None else _count(free))
+            return cls(measured, encode, decode, sizes, None if free is None else _count(free), message)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not a profile: {error!r}") from error
 
@@ -128,6 +132,7 @@ def run_profile(
             tuple((there.decode, back.decode) for there, back in rates),
             tuple((there.nbytes, back.nbytes) for there, back in rates),
             free,
+            message_seconds(clock) if request.codec_cuts else 0.0,
         )
 
 
@@ -155,8 +160,8 @@ def _codec_rates(
     gradients = [tensor for tensor, value in zip(tensors, values, strict=True) if needs_grad(value, cut)]
     forward, backward = codec_from_config(request.forward_codec), codec_from_config(request.backward_codec)
     return (
-        measure_codec(forward, tensors, device, request.seconds / 2, clock, stop),
-        measure_codec(backward, gradients, device, request.seconds / 2, clock, stop),
+        measure_codec(forward, tensors, device, request.seconds / 8, clock, stop),
+        measure_codec(backward, gradients, device, request.seconds / 8, clock, stop),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a device spends on the tensors that cross a cut: encoding and decoding."""
+"""What a device spends on the tensors that cross a cut: encoding, decoding, sending and taking them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_accept.partition.times import Floats
 
 @dataclass(frozen=True)
 class Handling:
-    """Seconds per batch that a device's compute is held up by the codecs, for every cut, each ``[layers + 1]``.
+    """Seconds per batch that a device's compute is held up by messages, for every cut, each ``[layers + 1]``.
 
     The device before a cut encodes activations and decodes gradients, the one after it does the reverse. Zero on a
     device with cores to spare, which does this beside the compute.

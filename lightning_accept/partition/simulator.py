@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from lightning_accept.partition.model import PipelineModel
 from lightning_accept.partition.network import Flow, Network
@@ -108,14 +108,27 @@ def simulate_period(model: PipelineModel, schedule: Schedule) -> float:
     return _steady_run(model, schedule, None)[1].period
 
 
+_Message: TypeAlias = tuple[int, Kind, int]
+"""Hop, kind and job."""
+
+
 @dataclass
 class _Channel:
-    """One direction of a link: its queue, and the channels that cannot send while it transmits."""
+    """One direction of a link.
+
+    Attributes:
+        rivals: Channels that cannot send while this one transmits.
+        queue: What is to be sent.
+        transmitting: Whether a message is under way.
+        waiting: Whether the answer to the last message is still to come.
+        answer_behind: Messages on the answer's way into the network, which it must let pass.
+    """
 
     rivals: list[_Channel] = field(default_factory=list)
     queue: deque[tuple[int, int, Kind, int]] = field(default_factory=deque)
     transmitting: bool = False
     waiting: bool = False
+    answer_behind: set[_Message] = field(default_factory=set)
 
 
 class _Run:
@@ -243,8 +256,12 @@ class _Run:
         self.transmitted.append((hop, kind, job, start, free))
         self._push(free, "transmitted", hop, kind, job)
         if costs.acknowledged:
-            self._channels[hop, kind].waiting = True
-            self._push(free + costs.forward_latency + costs.backward_latency, "answered", hop, kind, job)
+            channel = self._channels[hop, kind]
+            channel.waiting = True
+            if self._network is not None:
+                channel.answer_behind = set(self._network.using(("up", self._target(hop, kind))))
+            if not channel.answer_behind:
+                self._answer(hop, kind, job, free)
         latency = costs.forward_latency if kind == "forward" else costs.backward_latency
         self._push(free + latency, "arrived", hop, kind, job)
 
@@ -252,8 +269,22 @@ class _Run:
         """The transmissions that share devices' ways and end now."""
         assert self._network is not None
         for flow in self._network.ended(now):
+            for (hop, kind), channel in list(self._channels.items()):
+                if flow.tag in channel.answer_behind:
+                    channel.answer_behind.discard(flow.tag)
+                    if not channel.answer_behind:
+                        self._answer(hop, kind, 0, now)
             self._sent(*flow.tag, flow.start, now)
         self._plan_network()
+
+    def _answer(self, hop: int, kind: Kind, job: int, now: float) -> None:
+        """The answer to the last message sets out."""
+        costs = self._model.hops[hop]
+        self._push(now + costs.forward_latency + costs.backward_latency, "answered", hop, kind, job)
+
+    def _target(self, hop: int, kind: Kind) -> int:
+        """The stage that a message goes to."""
+        return (hop + 1) % (self._last + 1) if kind == "forward" else hop
 
     def _plan_network(self) -> None:
         """Look when the next of those transmissions ends; what was planned before counts no more."""

@@ -8,8 +8,9 @@ from lightning_accept.codecs import Codec
 from lightning_accept.graph import Chain
 from lightning_accept.graph.program import CutValue
 
-MESSAGE_BYTES = 1000
-"""What one message takes beside its tensors: HTTP's headers, the frame's and the packet's metadata, the reply."""
+MESSAGE_BYTES = 1300
+"""What one message takes beside its tensors: HTTP's headers, the metadata of frame and packet, and the reply to
+the message that comes the other way."""
 
 
 def at_width(codec: Codec, bits: int | None) -> Codec:

@@ -324,18 +324,19 @@ class Foresight:
         return replace(size.request, spans=spans, memory=self._memory(number))
 
     def _handling(self, number: int, profile: Profile) -> Handling:
-        """What the codecs add to a device's stage: nothing where a core is left for them."""
+        """What messages and their codecs add to a device's stage: nothing where a core is left for them."""
         if not profile.encode:
             return Handling.none(len(self._chain.layers) + 1)
         facts = self._facts[number]
         threads, cores = facts.get("threads") or 1, facts.get("cores")
         share = 1.0 if self._crowded or cores is None else min(1.0, max(0.0, threads + 1 - cores))
         encode, decode = [(0.0, 0.0), *profile.encode], [(0.0, 0.0), *profile.decode]
+        message = profile.message
         return Handling(
-            [share * forward for forward, _ in encode],
-            [share * forward for forward, _ in decode],
-            [share * backward for _, backward in encode],
-            [share * backward for _, backward in decode],
+            [share * (message + forward) for forward, _ in encode],
+            [share * (message + forward) for forward, _ in decode],
+            [share * (message + backward) for _, backward in encode],
+            [share * (message + backward) for _, backward in decode],
         )
 
     def _memory(self, number: int) -> float | None:
