@@ -195,10 +195,28 @@ def _run_pretrain(options: Namespace) -> int:
     return run_pretrain(PretrainOptions(**options.as_dict()))
 
 
+def _status_parser() -> ArgumentParser:
+    parser = ArgumentParser(description="Print what workers are doing: runs, stages, load, versions.")
+    add = parser.add_argument
+    add("urls", type=str, nargs="+", help="URLs of workers")
+    add("--token-file", type=str | None, default=None, help="file with the workers' token")
+    add("--cafile", type=str | None, default=None, help="certificates against which the workers' are checked")
+    add("--timeout", type=PositiveFloat, default=5.0, help="seconds within which a worker must answer")
+    add("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _run_status(options: Namespace) -> int:
+    from lightning_accept.commands.status import StatusOptions, run_status
+
+    return run_status(StatusOptions(**options.as_dict()))
+
+
 _COMMANDS: dict[str, tuple[Callable[[], ArgumentParser], Callable[[Namespace], int]]] = {
     "plan": (_plan_parser, _run_plan),
     "pretrain": (_pretrain_parser, _run_pretrain),
     "profile": (_profile_parser, _run_profile),
+    "status": (_status_parser, _run_status),
     "worker": (_worker_parser, _run_worker),
 }
 

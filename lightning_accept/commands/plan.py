@@ -12,6 +12,7 @@ from typing import Any
 from lightning_accept.codecs import Codec, CodecError, make_codec
 from lightning_accept.codecs.defaults import default_backward, default_forward
 from lightning_accept.commands.link_text import parse_link
+from lightning_accept.commands.text_table import aligned, size
 from lightning_accept.latency.base import LatencyModel
 from lightning_accept.latency.choose import latency_factory
 from lightning_accept.latency.dataset import Configuration, Dataset
@@ -118,13 +119,13 @@ def as_table(model: ModelFacts, forecast: Forecast) -> str:
     for number, stage in enumerate(plan.stages):
         names = model.layers[stage.first : stage.stop]
         span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-        rows.append((str(number), stage.name, f"{span} ({len(names)})", f"{stage.seconds:.4g}", _size(stage.memory)))
-    lines += [*_aligned(rows), ""]
+        rows.append((str(number), stage.name, f"{span} ({len(names)})", f"{stage.seconds:.4g}", size(stage.memory)))
+    lines += [*aligned(rows), ""]
     rows = [("link", "there", "back", "seconds")]
     for link in plan.links:
-        there, back = _size(link.forward_bytes), _size(link.backward_bytes)
+        there, back = size(link.forward_bytes), size(link.backward_bytes)
         rows.append((f"{link.source} -> {link.target}", there, back, f"{link.seconds:.4g}"))
-    lines += [*_aligned(rows), ""]
+    lines += [*aligned(rows), ""]
     schedule = forecast.schedule
     speed = "no single device can hold the model"
     if forecast.speedup is not None:
@@ -142,7 +143,7 @@ def as_table(model: ModelFacts, forecast: Forecast) -> str:
             mark = " *" if other == schedule else ""
             stale = ", ".join(map(str, other.staleness))
             rows.append((str(other.in_flight), str(other.micro_batches), stale, f"{candidate.period:.4g}{mark}"))
-        lines += ["", "period against staleness (* chosen):", *_aligned(rows)]
+        lines += ["", "period against staleness (* chosen):", *aligned(rows)]
     return "\n".join(lines)
 
 
@@ -263,16 +264,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def _size(nbytes: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.4g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.4g} GiB"
