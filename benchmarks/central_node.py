@@ -18,30 +18,14 @@ from typing import Any
 import lightning as L
 import torch
 import torchvision
-from torch import Tensor, nn
+from classifier import Classifier
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_accept import AccEPTStrategy
 from lightning_accept.callbacks import PredictorFeedback, Repartition
 from lightning_accept.partition.forecast import Forecast
 from lightning_accept.pipeline.foresight import Foresight
-
-
-class Classifier(L.LightningModule):
-    """A classifier of images, trained by SGD with momentum."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss of one batch."""
-        x, target = batch
-        return nn.functional.cross_entropy(self.net(x), target)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """SGD with momentum."""
-        return torch.optim.SGD(self.parameters(), lr=1e-3, momentum=0.9)
 
 
 class Recorder(L.Callback):

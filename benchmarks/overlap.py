@@ -24,6 +24,7 @@ from typing import Any
 import lightning as L
 import torch
 import torchvision
+from classifier import Classifier
 from report import Report
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -33,23 +34,6 @@ from lightning_accept.graph import Chain, StageModule, trace
 from lightning_accept.pipeline.stage import Job, StageExecutor
 
 raw_strategy = partial(AccEPTStrategy, forward_codec="raw", backward_codec="raw")
-
-
-class Classifier(L.LightningModule):
-    """A classifier around a network, trained by SGD with momentum."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss of one batch."""
-        x, target = batch
-        return nn.functional.cross_entropy(self.net(x), target)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """SGD with momentum."""
-        return torch.optim.SGD(self.parameters(), lr=1e-3, momentum=0.9)
 
 
 class Clock(L.Callback):

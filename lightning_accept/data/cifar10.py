@@ -6,21 +6,20 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
 from torchvision.datasets import CIFAR10
 from typing_extensions import override
 
-from lightning_accept.data.arrays import ArrayDataModule, Parts
+from lightning_accept.data.arrays import Parts
 from lightning_accept.data.augment import random_crop, random_flip
 from lightning_accept.data.errors import DataNotFoundError
-from lightning_accept.data.split import split_train
+from lightning_accept.data.images import ImageDataModule
 from lightning_accept.data.stand_in import patterns
 
 # Of the training images' red, green and blue, scaled to 0..1.
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
-class CIFAR10DataModule(ArrayDataModule):
+class CIFAR10DataModule(ImageDataModule):
     """50,000 photographs to learn from and 10,000 to test with: float ``[batch, 3, 32, 32]`` and labels ``[batch]``.
 
     Torchvision downloads them and checks their digests. Images are normalised; in training they are also shifted by up
@@ -38,19 +37,6 @@ class CIFAR10DataModule(ArrayDataModule):
         ValueError: If ``batch_size`` is below 1, or, in ``setup``, ``val_share`` not between 0 and 1.
     """
 
-    def __init__(
-        self,
-        data_dir: str = "data",
-        batch_size: int = 64,
-        val_share: float = 0.1,
-        augment: bool = True,
-        num_workers: int = 0,
-        stand_in: bool = False,
-    ) -> None:
-        super().__init__(data_dir, batch_size, num_workers, stand_in)
-        self.val_share = val_share
-        self.augment = augment
-
     @override
     def fetch(self) -> None:
         try:
@@ -66,24 +52,20 @@ class CIFAR10DataModule(ArrayDataModule):
     @override
     def read(self) -> Parts:
         train, test = (CIFAR10(self.data_dir, train=train) for train in (True, False))
-        return self._parts(_images(train), torch.tensor(train.targets), _images(test), torch.tensor(test.targets))
+        return self.divide(_images(train), torch.tensor(train.targets), _images(test), torch.tensor(test.targets))
 
     @override
     def read_stand_in(self) -> Parts:
         (images, labels), (test_images, test_labels) = (
             patterns((3, 32, 32), 10, count, seed) for seed, count in enumerate((1000, 200))
         )
-        return self._parts(_bytes(images), labels, _bytes(test_images), test_labels)
+        return self.divide(_bytes(images), labels, _bytes(test_images), test_labels)
 
     @override
     def transform(self, inputs: Tensor, training: bool) -> Tensor:
         images = random_flip(random_crop(inputs, 4)) if training and self.augment else inputs
         mean, std = (images.new_tensor(values, dtype=torch.float32).view(3, 1, 1) for values in (MEAN, STD))
         return images.float().div_(255).sub_(mean).div_(std)
-
-    def _parts(self, images: Tensor, labels: Tensor, test_images: Tensor, test_labels: Tensor) -> Parts:
-        parts = {**split_train(images, labels, self.val_share), "test": (test_images, test_labels)}
-        return {name: TensorDataset(images, labels) for name, (images, labels) in parts.items()}
 
 
 def _images(part: CIFAR10) -> Tensor:

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
 from torchvision.datasets import MNIST
 from typing_extensions import override
 
-from lightning_accept.data.arrays import ArrayDataModule, Parts
+from lightning_accept.data.arrays import Parts
 from lightning_accept.data.augment import random_crop
 from lightning_accept.data.errors import DataNotFoundError
-from lightning_accept.data.split import split_train, stratified_split
+from lightning_accept.data.images import ImageDataModule
+from lightning_accept.data.split import stratified_split
 
 MEAN, STD = 0.1307, 0.3081  # of the training images' pixels, scaled to 0..1
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
-class MNISTDataModule(ArrayDataModule):
+class MNISTDataModule(ImageDataModule):
     """60,000 digits to learn from and 10,000 to test with: float images ``[batch, 1, 28, 28]``, labels ``[batch]``.
 
     Torchvision downloads them and checks their digests. Images are normalised; in training they are also shifted by up
@@ -37,19 +37,6 @@ class MNISTDataModule(ArrayDataModule):
         ValueError: If ``batch_size`` is below 1, or, in ``setup``, ``val_share`` not between 0 and 1.
     """
 
-    def __init__(
-        self,
-        data_dir: str = "data",
-        batch_size: int = 64,
-        val_share: float = 0.1,
-        augment: bool = True,
-        num_workers: int = 0,
-        stand_in: bool = False,
-    ) -> None:
-        super().__init__(data_dir, batch_size, num_workers, stand_in)
-        self.val_share = val_share
-        self.augment = augment
-
     @override
     def fetch(self) -> None:
         try:
@@ -65,7 +52,7 @@ class MNISTDataModule(ArrayDataModule):
     @override
     def read(self) -> Parts:
         train, test = (MNIST(self.data_dir, train=train) for train in (True, False))
-        return _parts(train.data, train.targets, test.data, test.targets, self.val_share)
+        return self.divide(train.data.unsqueeze(1), train.targets, test.data.unsqueeze(1), test.targets)
 
     @override
     def read_stand_in(self) -> Parts:
@@ -77,19 +64,14 @@ class MNISTDataModule(ArrayDataModule):
                 " 'lightning-accept[examples]'"
             ) from error
         pixels, digits = mnist_data()
-        images, labels = torch.from_numpy(pixels).to(torch.uint8).view(-1, 28, 28), torch.from_numpy(digits)
+        images, labels = torch.from_numpy(pixels).to(torch.uint8).view(-1, 1, 28, 28), torch.from_numpy(digits)
         train, test = stratified_split(labels, (0.8, 0.2))
-        return _parts(images[train], labels[train], images[test], labels[test], self.val_share)
+        return self.divide(images[train], labels[train], images[test], labels[test])
 
     @override
     def transform(self, inputs: Tensor, training: bool) -> Tensor:
         images = random_crop(inputs, 2) if training and self.augment else inputs
         return images.float().div_(255).sub_(MEAN).div_(STD)
-
-
-def _parts(images: Tensor, labels: Tensor, test_images: Tensor, test_labels: Tensor, val_share: float) -> Parts:
-    parts = {**split_train(images, labels, val_share), "test": (test_images, test_labels)}
-    return {name: TensorDataset(images.unsqueeze(1), labels) for name, (images, labels) in parts.items()}
 
 
 def _first_line(error: Exception) -> str:

@@ -25,6 +25,7 @@ from lightning_accept.latency.dataset import Configuration, Dataset
 from lightning_accept.latency.model_facts import ModelFacts
 from lightning_accept.latency.request import ProfileRequest
 from lightning_accept.latency.submodels import Measurement, all_spans
+from lightning_accept.signals import raised_signals
 
 # The path comes along, so that the package is found as it is here.
 _BOOT = (
@@ -72,7 +73,7 @@ def collect(
     if Path(path).exists():
         dataset = Dataset.merge([dataset, Dataset.load(path)])
     known = {configuration.name for configuration in dataset.configurations}
-    with tempfile.TemporaryDirectory() as folder:
+    with raised_signals(), tempfile.TemporaryDirectory() as folder:
         for condition in conditions:
             title = condition.name if machine is None else f"{machine}: {condition.name}"
             if title in known:

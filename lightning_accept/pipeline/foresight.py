@@ -122,6 +122,7 @@ class Foresight:
         self._watch = StageWatch()
         self._rests: deque[float] = deque(maxlen=_RESTS_KEPT)
         self._steps: dict[int, float] = {}
+        self._latest: dict[int, StageReport] = {}
         self._planned_speeds: dict[tuple[int, int], Speed] = {}
         self._deploy_seconds = 1.0
 
@@ -214,8 +215,7 @@ class Foresight:
 
     def period(self, forecast: Forecast) -> float:
         """Seconds per batch that an earlier forecast is worth by what is known now."""
-        size = next(size for size in self._sizes if size.micro_batches == forecast.schedule.micro_batches)
-        plan = forecast.plan
+        size, plan = self._size_of(forecast), forecast.plan
         model = PipelineModel.of(self._problem(size), plan.devices, plan.boundaries, size.micro_batches)
         return simulate_period(model, forecast.schedule)
 
@@ -266,7 +266,7 @@ class Foresight:
             return medians, []
         if self._rests:
             self.loss_seconds = statistics.median(self._rests)
-        size = next(s for s in self._sizes if s.micro_batches == self.forecast.schedule.micro_batches)
+        size = self._size_of(self.forecast)
         off = {change.stage for change in changes}
         for stage, median in medians.items():
             load = self.forecast.plan.stages[stage]
@@ -282,7 +282,7 @@ class Foresight:
     def expected(self, stage: int) -> float:
         """Predicted seconds per job (forward and backward) of a stage of the plan in force."""
         assert self.forecast is not None
-        size = next(s for s in self._sizes if s.micro_batches == self.forecast.schedule.micro_batches)
+        size = self._size_of(self.forecast)
         load = self.forecast.plan.stages[stage]
         times = size.latency.times(self.name(load.device))
         return times.forward(load.first, load.stop) + times.backward(load.first, load.stop)
@@ -296,6 +296,10 @@ class Foresight:
         self.stale = True
 
     # ----- helpers
+
+    def _size_of(self, forecast: Forecast) -> _Size:
+        """What is known of jobs of the size that a forecast has."""
+        return next(size for size in self._sizes if size.micro_batches == forecast.schedule.micro_batches)
 
     def _numbers_of_micro_batches(self) -> list[int]:
         wanted = self._wishes.micro_batches
@@ -348,10 +352,9 @@ class Foresight:
         settings, pipeline = self._pipeline.settings, self._pipeline
         down, up = crossing(self._chain, settings.forward_codec, settings.backward_codec, pipeline.bits, size.batch)
         layers = self._chain.layers
-        jobs = size.micro_batches
+        schedule = default_schedule(len(pipeline.claimed), self._wishes.in_flight, size.micro_batches)
         devices = []
         for number in range(len(pipeline.claimed) + 1):
-            schedule = default_schedule(len(pipeline.claimed), self._wishes.in_flight, jobs)
             devices.append(
                 Device(
                     self.name(number),

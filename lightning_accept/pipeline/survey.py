@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
@@ -12,8 +11,6 @@ import torch
 from lightning_accept.latency.profile import Profile, ProfileRequest, run_profile
 from lightning_accept.pipeline.speeds import Speeds
 from lightning_accept.pipeline.transport import WorkerHandle
-
-log = logging.getLogger("lightning_accept")
 
 CENTRAL = "central node"
 """What the central node is called among the devices."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from lightning_accept.latency.cores import usable_cores as usable_cores
+from lightning_accept.latency.cores import usable_cores
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")

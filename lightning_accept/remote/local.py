@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, Any
 
+from lightning_accept.latency.cores import usable_cores
 from lightning_accept.pipeline.messages import PipelineError
-from lightning_accept.remote.cores import usable_cores
 from lightning_accept.remote.tokens import new_token
 
 # Reads its configuration from standard input, since arguments and environment can be seen by every user. The path comes

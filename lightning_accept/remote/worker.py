@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lightning_accept.latency.cores import usable_cores
 from lightning_accept.pipeline.runner import build_stage
-from lightning_accept.remote.cores import usable_cores
 from lightning_accept.remote.facts import choose_device, reachable_addresses, url
 from lightning_accept.remote.optimizers import import_optimizers
 from lightning_accept.remote.process import run_server

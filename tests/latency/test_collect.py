@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,20 @@ def test_requests_as_files(traced: Trace, tmp_path: Path) -> None:
     write_request(request, path)
     assert read_request(path) == request
     assert all(torch.equal(tensor, request.tensors[name]) for name, tensor in read_request(path).tensors.items())
+
+
+def test_a_collection_that_is_terminated_leaves_no_folder_behind(
+    traced: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # SIGTERM once ended the process at once, and the folder with the request stayed.
+    files: list[Path] = []
+
+    def end(condition: Condition, request: str, *_: object) -> None:
+        files.append(Path(request))
+        assert files[0].exists()
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(module, "_measure", end)
+    with pytest.raises(SystemExit):
+        collect(traced, "net", [Condition("plain")], tmp_path / "data.json", seconds=1.0)
+    assert not files[0].parent.exists()

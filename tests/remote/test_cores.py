@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_accept.remote.cores import cgroup_quota, cpu_share, usable_cores
+from lightning_accept.latency.cores import usable_cores
+from lightning_accept.remote.cores import cgroup_quota, cpu_share
 
 
 def write(path: Path, text: str) -> None:

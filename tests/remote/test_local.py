@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from lightning_accept.latency.cores import usable_cores
 from lightning_accept.pipeline.messages import PipelineError
 from lightning_accept.remote.client import HttpWorker
-from lightning_accept.remote.cores import usable_cores
 from lightning_accept.remote.local import LocalWorkers
 
 needs_pidfd = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits on process ids as only Linux can")
