@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_accept.version import __version__
 
 if TYPE_CHECKING:
-    from lightning_accept.callbacks import BitWidthScheduler, PredictorFeedback, Repartition
+    from lightning_accept.callbacks import BitWidthScheduler, PipelineMonitor, PredictorFeedback, Repartition
     from lightning_accept.codecs import Bf16, Fp16, MultiBit, Raw, StochasticUniform
     from lightning_accept.strategy import AccEPTStrategy
 
@@ -19,6 +19,7 @@ _EXPORTS = {
     "BitWidthScheduler": "lightning_accept.callbacks",
     "Fp16": "lightning_accept.codecs",
     "MultiBit": "lightning_accept.codecs",
+    "PipelineMonitor": "lightning_accept.callbacks",
     "PredictorFeedback": "lightning_accept.callbacks",
     "Raw": "lightning_accept.codecs",
     "Repartition": "lightning_accept.callbacks",
@@ -31,6 +32,7 @@ __all__ = [
     "BitWidthScheduler",
     "Fp16",
     "MultiBit",
+    "PipelineMonitor",
     "PredictorFeedback",
     "Raw",
     "Repartition",

@@ -31,16 +31,19 @@ from lightning_accept.partition.forecast import Forecast
 from lightning_accept.partition.plan import Plan
 from lightning_accept.partition.schedule import Schedule, default_schedule
 from lightning_accept.pipeline.batch_clock import BatchClock
-from lightning_accept.pipeline.central import CentralPipeline, Ticket, Update
+from lightning_accept.pipeline.central import CentralPipeline
 from lightning_accept.pipeline.deploy import Settings
+from lightning_accept.pipeline.event_feed import EventFeed
 from lightning_accept.pipeline.foresight import Foresight, Wishes
 from lightning_accept.pipeline.lookahead import Feed, Handle, LookAheadLoader, begin_ahead
-from lightning_accept.pipeline.messages import PipelineError
+from lightning_accept.pipeline.messages import PipelineError, StageReport
 from lightning_accept.pipeline.module import PipelinedModule
 from lightning_accept.pipeline.moves import MoveReport
 from lightning_accept.pipeline.optimizers import foreign_classes, hyper_parameters
 from lightning_accept.pipeline.suspended import SuspendedStep
+from lightning_accept.pipeline.ticket import Ticket, Update
 from lightning_accept.pipeline.transport import WorkerHandle
+from lightning_accept.progress_bars import progress_line
 from lightning_accept.refusals import check_optimizers, check_trainer
 from lightning_accept.remote.client import HttpWorker
 from lightning_accept.remote.facts import facts
@@ -196,6 +199,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
         self._schedule = self._make_schedule()
         super().setup(trainer)
         check_optimizers(self.optimizers)
+        progress = progress_line(trainer)
         try:
             handles = self._make_workers()
             settings = Settings(
@@ -207,6 +211,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
                 device=self.root_device,
                 timeout=self._timeout,
                 batch_timeout=self._batch_timeout,
+                progress=progress,
             )
             facts_of_workers = self._pipeline.connect(_holder())
         except BaseException:
@@ -222,6 +227,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
                 [own, *facts_of_workers],
                 crowded=self._local is not None,
                 profiler=run_profile,
+                progress=progress,
             )
         self._pipelined = PipelinedModule(
             module, name, self._pipeline, self._schedule, self._partition, lambda: self.optimizers, foresight
@@ -560,6 +566,22 @@ class AccEPTStrategy(SingleDeviceStrategy):
         """Bit widths in force for new batches, ``forward`` and ``backward``; empty where the codecs' own hold."""
         return self._pipeline.bits if self._pipeline is not None else {}
 
+    @property
+    def bit_widths(self) -> dict[str, int]:
+        """Bits per value of ``forward`` and ``backward`` for new batches; a codec without a bit width is left out."""
+        own = {direction: self._codecs[f"{direction}_codec"].bits for direction in ("forward", "backward")}
+        return {direction: bits for direction, bits in {**own, **self.bits}.items() if bits is not None}
+
+    @property
+    def stage_names(self) -> list[str]:
+        """Where each stage is: ``central node``, then the workers' URLs; empty outside fit, validate, test, predict."""
+        return [] if self._pipeline is None else ["central node", *(worker.name for worker in self._pipeline.workers)]
+
+    @property
+    def reports(self) -> dict[int, StageReport]:
+        """What each stage last told about itself with a gradient, by its number."""
+        return {} if self._pipeline is None else dict(self._pipeline.reports)
+
     def set_bits(self, forward: int | None = None, backward: int | None = None) -> None:
         """Change bit widths from the next batch on, on every link at the same batch.
 
@@ -589,6 +611,12 @@ class AccEPTStrategy(SingleDeviceStrategy):
     def stats(self) -> list[dict[str, Any]]:
         """Figures of every stage, the central node's first; empty outside fit, validate, test and predict."""
         return self._pipeline.stats() if self._pipeline is not None and self._pipeline.deployed else []
+
+    def make_event_feed(self) -> EventFeed:
+        """What stages and links do from now on, on this device's clock; in fit only."""
+        if self._pipeline is None:
+            raise PipelineError("there are no stages to watch outside fit")
+        return EventFeed(self._pipeline)
 
     def _gather(self) -> None:
         if self._pipelined is None or self._pipeline is None:

@@ -339,3 +339,54 @@ def test_configure_optimizers_that_asks_for_the_number_of_steps_failed(in_flight
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     fit(Asking(), in_memory(in_flight), max_epochs=2)
+
+
+class Normed(Model):
+    """BatchNorm on every stage; with a learning rate of 0 its statistics depend on the batches alone."""
+
+    def __init__(self) -> None:
+        blocks = [(nn.Linear(first, 8), nn.BatchNorm1d(8)) for first in (4, 8, 8)]
+        super().__init__(*(layer for block in blocks for layer in block), nn.Linear(8, 3))
+        self.saved: dict[str, Tensor] = {}
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2:
+            state = self.trainer.strategy.lightning_module_state_dict()
+            self.saved = {name: tensor.clone() for name, tensor in state.items()}
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def test_statistics_in_a_checkpoint_counted_batches_in_flight_which_a_resumed_run_counted_again() -> None:
+    plain, ours = train(Normed, "auto"), train(Normed, in_memory(4, partition=[1, 2]))
+    torch.testing.assert_close(ours.saved, plain.saved, rtol=1e-6, atol=1e-6)
+    assert {int(t) for name, t in ours.saved.items() if name.endswith("tracked")} == {3}
+    torch.testing.assert_close(ours.state_dict(), plain.state_dict(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_statistics_counted_batches_that_were_begun_but_never_trained(micro_batches: int) -> None:
+    """As when a callback ends the epoch early."""
+
+    class EndsEarly(Normed):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1 if batch_idx == 3 else None
+
+    module = train(EndsEarly, in_memory(4, partition=[1, 2], micro_batches=micro_batches))
+    assert {int(t) for name, t in module.state_dict().items() if name.endswith("tracked")} == {3 * micro_batches}
+    if micro_batches == 1:
+        plain = train(EndsEarly, "auto")
+        torch.testing.assert_close(module.state_dict(), plain.state_dict(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+def test_a_small_batch_that_was_dropped_was_a_fault_of_a_worker() -> None:
+    """Of its micro-batches one was empty, and had never been forwarded."""
+
+    class Skipping(Model):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            return None if len(batch[0]) == 1 else loss
+
+    train(Skipping, in_memory(4, micro_batches=2), DataLoader(make_data(9), 4))

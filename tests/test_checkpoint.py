@@ -54,10 +54,9 @@ def trainer(strategy: Any, folder: Path, epochs: int, **checkpoint: Any) -> L.Tr
     )
 
 
-def pipeline(in_flight: int, workers: int = 2) -> AccEPTStrategy:
-    return AccEPTStrategy(
-        MemoryCluster(workers, build_stage).workers, in_flight=in_flight, forward_codec="raw", backward_codec="raw"
-    )
+def pipeline(in_flight: int, workers: int = 2, **options: Any) -> AccEPTStrategy:
+    codecs = {"forward_codec": "raw", "backward_codec": "raw"}
+    return AccEPTStrategy(MemoryCluster(workers, build_stage).workers, in_flight=in_flight, **codecs, **options)
 
 
 def new_model() -> Model:
@@ -137,3 +136,36 @@ def test_a_checkpoint_within_an_epoch_holds_just_the_trained_batches(tmp_path: P
     torch.testing.assert_close(saved["state_dict"], halfway.state, rtol=0, atol=0)
     steps = {float(state["step"]) for state in saved["optimizer_states"][0]["state"].values()}
     assert steps == {3.0}, "every stage has taken three steps, no more and no fewer"
+
+
+class Normed(Model):
+    """BatchNorm on every stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = [(nn.Linear(first, 8), nn.BatchNorm1d(8), nn.Tanh()) for first in (4, 8, 8)]
+        self.net = nn.Sequential(*(layer for block in blocks for layer in block), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize(("in_flight", "micro_batches"), [(4, 1), (6, 1), (3, 2)])
+def test_a_checkpoint_within_an_epoch_equals_the_end_of_a_run_that_stops_there(
+    tmp_path: Path, in_flight: int, micro_batches: int
+) -> None:
+    """To the bit, BatchNorm's statistics included, on the central node as on the workers."""
+
+    def strategy() -> AccEPTStrategy:
+        return pipeline(in_flight, partition=[1, 2], micro_batches=micro_batches)
+
+    modules = []
+    for folder, steps in (("whole", -1), ("part", 3)):
+        L.seed_everything(5, verbose=False)
+        modules.append(Normed())
+        fit = trainer(strategy(), tmp_path / folder, 1, every_n_train_steps=3)
+        fit.fit_loop.epoch_loop.max_steps = steps
+        fit.fit(modules[-1], data())
+    whole, part = modules
+    saved = read(next((tmp_path / "whole").glob("*step=3.ckpt")))
+    torch.testing.assert_close(saved["state_dict"], dict(part.state_dict()), rtol=0, atol=0)
+    for index in (1, 4, 7):
+        assert saved["state_dict"][f"net.{index}.num_batches_tracked"] == 3 * micro_batches
+        assert whole.net[index].num_batches_tracked == BATCHES * micro_batches

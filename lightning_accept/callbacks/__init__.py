@@ -1,7 +1,8 @@
-"""Lightning callbacks that steer the pipeline while it trains."""
+"""Lightning callbacks that steer and watch the pipeline while it trains."""
 
 from lightning_accept.callbacks.bit_width import BitWidthScheduler
 from lightning_accept.callbacks.feedback import PredictorFeedback
+from lightning_accept.callbacks.monitor import PipelineMonitor
 from lightning_accept.callbacks.repartition import Repartition
 
-__all__ = ["BitWidthScheduler", "PredictorFeedback", "Repartition"]
+__all__ = ["BitWidthScheduler", "PipelineMonitor", "PredictorFeedback", "Repartition"]

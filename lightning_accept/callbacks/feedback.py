@@ -92,8 +92,6 @@ def _metrics(foresight: Foresight, predicted: dict[int, float], medians: dict[in
     for stage, median in medians.items():
         metrics[f"accept/stage_{stage}/predicted_seconds"] = predicted[stage]
         metrics[f"accept/stage_{stage}/measured_seconds"] = median.seconds
-        metrics[f"accept/stage_{stage}/forward_seconds"] = median.forward
-        metrics[f"accept/stage_{stage}/backward_seconds"] = median.backward
     for (source, target), speed in foresight.speeds.known.items():
         if speed.bandwidth != float("inf"):
             metrics[f"accept/link_{source}_{target}/bits_per_second"] = speed.bandwidth

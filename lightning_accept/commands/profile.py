@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_accept.commands.progress import Progress, progress
 from lightning_accept.commands.remote_profile import profile_worker
 from lightning_accept.commands.user_module import UserModuleError, build_module, choose_part, make_input
 from lightning_accept.graph import Chain, Trace, TraceError, trace
@@ -21,6 +20,7 @@ from lightning_accept.latency.request import ProfileRequest
 from lightning_accept.latency.submodels import all_spans
 from lightning_accept.pipeline.messages import PipelineError
 from lightning_accept.pipeline.transport import WorkerHandle
+from lightning_accept.progress import Activity, ProgressLine
 from lightning_accept.remote.client import HttpWorker
 from lightning_accept.remote.tokens import TOKEN_VARIABLE, check_token, read_token
 
@@ -89,7 +89,7 @@ def run_profile_command(
     except (UserModuleError, TraceError, ValueError) as error:
         print(f"lightning-accept profile: {error}", file=sys.stderr)
         return 2
-    with progress(len(conditions) + len(workers)) as shown:
+    with ProgressLine().show("profiling", len(conditions) + len(workers)) as shown:
         try:
             failures = _local(options, name, traced, conditions, shown)
             failures += _remote(options, name, traced, workers, shown)
@@ -138,7 +138,7 @@ def _trace(options: ProfileOptions) -> tuple[str, Trace]:
     return options.name or type(module).__name__, trace(part, args, kwargs)
 
 
-def _local(options: ProfileOptions, name: str, traced: Trace, conditions: Sequence[Condition], shown: Progress) -> int:
+def _local(options: ProfileOptions, name: str, traced: Trace, conditions: Sequence[Condition], shown: Activity) -> int:
     failures = 0
     for condition in conditions:
         shown.begin(condition.name)
@@ -159,7 +159,7 @@ def _local(options: ProfileOptions, name: str, traced: Trace, conditions: Sequen
     return failures
 
 
-def _remote(options: ProfileOptions, name: str, traced: Trace, workers: Sequence[WorkerHandle], shown: Progress) -> int:
+def _remote(options: ProfileOptions, name: str, traced: Trace, workers: Sequence[WorkerHandle], shown: Activity) -> int:
     if not workers:
         return 0
     chain = Chain.from_trace(traced)

@@ -8,8 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 from lightning_accept.graph.allowed import ATEN_OPS, RECOMPUTED_OPS, aten_names
-from lightning_accept.graph.ops import GETITEM, draws, get_op, overwritten
+from lightning_accept.graph.ops import draws, get_op, overwritten
 from lightning_accept.graph.program import CutValue
+from lightning_accept.graph.sharing import memory_roots, overwritten_memory
 from lightning_accept.graph.traced import Graph, Value
 from lightning_accept.graph.values import Node, Ref, find_refs
 
@@ -43,20 +44,15 @@ class Flow:
         self._advance_buffer_updates()
         self._follow_input_dtype()
         self.bound = self._bind()
-        self.roots = self._roots()
+        self.roots = memory_roots(self.nodes, self.bound)
         self.differentiable = self._differentiable()
         self.nodes = self._without_needless_overwriting()
         self.bound = self._bind()
-        self.roots = self._roots()
+        self.roots = memory_roots(self.nodes, self.bound)
         self.defined = {name: -1 for name in self.inputs}
         self.defined.update((node.name, position) for position, node in enumerate(self.nodes))
         self.random = [draws(get_op(node.op), bound) for node, bound in zip(self.nodes, self.bound, strict=True)]
-        self.written: dict[Ref, list[int]] = {}
-        for position, (node, bound) in enumerate(zip(self.nodes, self.bound, strict=True)):
-            for name in overwritten(get_op(node.op), bound):
-                for ref in find_refs(bound[name]):
-                    for root in self.roots.get(ref, {ref}):
-                        self.written.setdefault(root, []).append(position)
+        self.written = overwritten_memory(self.nodes, self.bound, self.roots)
         self.last_use = self._last_uses()
         self.blocked = self._blocked()
 
@@ -203,21 +199,6 @@ class Flow:
 
     def _bind(self) -> list[dict[str, Any]]:
         return [get_op(node.op).bind(node.args, node.kwargs) for node in self.nodes]
-
-    def _roots(self) -> dict[Ref, set[Ref]]:
-        """For every value the memory it may share: the values, inputs, parameters or buffers that allocated it."""
-        roots: dict[Ref, set[Ref]] = {}
-        for node, bound in zip(self.nodes, self.bound, strict=True):
-            shared: set[Ref] = set()
-            for name in get_op(node.op).aliases:
-                for ref in find_refs(bound[name]):
-                    shared |= roots.get(ref, {ref})
-            own = Ref("value", node.name)
-            if node.op == GETITEM:
-                roots[own] = shared
-            else:
-                roots[own] = shared or {own}
-        return roots
 
     def _differentiable(self) -> dict[str, bool]:
         result = {}

@@ -15,6 +15,7 @@ from torch import Tensor
 from lightning_accept.graph.encoding import DTYPES, decode_value, encode_value
 from lightning_accept.graph.errors import ProgramError
 from lightning_accept.graph.ops import GETITEM, Kind, check_call, draws, get_op
+from lightning_accept.graph.sharing import memory_roots, overwritten_memory
 from lightning_accept.graph.values import Autocast, Node, Ref
 
 FORMAT = "lightning-accept stage program"
@@ -124,6 +125,13 @@ class StageProgram:
             for node in self.mode(training).nodes
             if (op := get_op(node.op)).seeded
         )
+
+    def changing_buffers(self) -> list[str]:
+        """Names of the buffers that a run in train mode overwrites, such as BatchNorm's statistics."""
+        nodes = self.train.nodes
+        bound = [get_op(node.op).bind(node.args, node.kwargs) for node in nodes]
+        written = overwritten_memory(nodes, bound, memory_roots(nodes, bound))
+        return [name for name in self.buffers if Ref("buffer", name) in written]
 
     def tensors(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All tensors that the program needs, picked from the module's: parameters, buffers and constants by name.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 _SIGNS = ("allocate", "out of memory", "alloc_failed", "not enough memory")
@@ -18,6 +20,17 @@ def memory_bytes(device: torch.device) -> tuple[int | None, int | None]:
         return tuple(int(fields[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))  # type: ignore[return-value]
     except (OSError, KeyError, ValueError):
         return None, None
+
+
+def process_bytes(device: torch.device) -> int | None:
+    """Bytes of memory that this process occupies on ``device``; None where the system does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.memory_reserved(device))
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -9,32 +9,34 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_accept.garbage import Freeze
 from lightning_accept.graph import Chain, Trace
+from lightning_accept.latency.memory import process_bytes
 from lightning_accept.partition.link import Speed
 from lightning_accept.partition.schedule import Schedule
 from lightning_accept.pipeline.central_link import sender_to
 from lightning_accept.pipeline.clipping import (
     CentralClipping,
-    Clips,
     Squares,
     clip_stage,
     squares_in,
     stage_squares,
     wants_norms,
 )
-from lightning_accept.pipeline.deploy import Settings, choose_workers, make_deployments
+from lightning_accept.pipeline.deploy import Settings, choose_workers, make_deployments, put_in_place
+from lightning_accept.pipeline.events import EventLog
 from lightning_accept.pipeline.gather import gradients_in, restore_state
 from lightning_accept.pipeline.handover import nbytes
 from lightning_accept.pipeline.mailbox import Mailbox
 from lightning_accept.pipeline.messages import (
     Deployment,
+    Direction,
     Fault,
     Packet,
     PipelineError,
@@ -44,45 +46,16 @@ from lightning_accept.pipeline.messages import (
     StageState,
     reports_in,
 )
-from lightning_accept.pipeline.micro_batch import Pieces, join, join_gradients, split, split_like
+from lightning_accept.pipeline.micro_batch import join, join_gradients, split, split_like
 from lightning_accept.pipeline.moves import Calls, MoveReport, broken_off, fetch, forget, put
 from lightning_accept.pipeline.placement import Holding, Target, passage, place
+from lightning_accept.pipeline.recorder import StageRecorder
 from lightning_accept.pipeline.sender import Outgoing, Sender
 from lightning_accept.pipeline.stage import Job, StageExecutor
 from lightning_accept.pipeline.stage_zero import UserGradients, build_stage0
+from lightning_accept.pipeline.ticket import Ticket, Update
 from lightning_accept.pipeline.transport import WorkerHandle
-
-Update = list[list[Any]]
-"""Optimizer steps to take: pairs of optimizer index and hyper-parameters of its param groups."""
-
-
-@dataclass
-class Ticket:
-    """One pipelined call in train mode, from its forward to its backward.
-
-    Attributes:
-        batch: Number of the batch.
-        jobs: Numbers of its jobs, one per micro-batch.
-        pieces: How the batch was split.
-        epoch: The training epoch that it belongs to.
-        update: The optimizer steps that end it.
-        clips: What is done to the gradients before these.
-        backwarded: The output's gradient is on its way.
-        completed: The backward of stage 0 is done.
-        needs_grad: For every output whether it takes a gradient; known once the output has returned.
-        input_gradients: For every input its gradient, where one was asked for; known once completed.
-    """
-
-    batch: int
-    jobs: list[int]
-    pieces: Pieces
-    epoch: int = 0
-    update: Update | None = None
-    clips: Clips = field(default_factory=list)
-    backwarded: bool = False
-    completed: bool = False
-    needs_grad: list[bool] = field(default_factory=list)
-    input_gradients: list[Tensor | None] = field(default_factory=list)
+from lightning_accept.progress import SILENT, ProgressLine
 
 
 class CentralPipeline:
@@ -97,6 +70,7 @@ class CentralPipeline:
         device: The central node's device.
         timeout: Seconds within which a worker must answer.
         batch_timeout: Seconds within which a batch must come back.
+        progress: Shows deploying, moving and gathering.
     """
 
     def __init__(
@@ -107,6 +81,7 @@ class CentralPipeline:
         device: torch.device,
         timeout: float,
         batch_timeout: float,
+        progress: ProgressLine = SILENT,
     ) -> None:
         if not workers:
             raise ValueError("a pipeline needs at least one worker")
@@ -129,11 +104,17 @@ class CentralPipeline:
         self.waited = 0.0
         """Seconds for which this process has waited for packets so far."""
         self.device = device
+        self._progress = progress
         self._timeout = timeout
         self.batch_timeout = batch_timeout
         """Seconds within which a batch must come back, or a state be gathered."""
         self._link_token = secrets.token_hex(16)
-        self._mailbox = Mailbox(self.claimed, device)
+        self.events = EventLog()
+        """What stage 0 and its links did."""
+        self.before_term: list[Callable[[], None]] = []
+        """Called before stages are replaced, with nothing in flight."""
+        self._recorder = StageRecorder(self.events, 0, 0)
+        self._mailbox = Mailbox(self.claimed, device, self._note_packet)
         self._senders: list[Sender] = []
         self._stage0: StageExecutor | None = None
         self._outstanding: deque[Ticket] = deque()
@@ -143,14 +124,13 @@ class CentralPipeline:
         self._next_step = 0
         self._flushed = 0
         self._random = False
-        self._forward_seconds: dict[int, float] = {}
-        self._step_seconds = 0.0
         self._zeroed: list[int] = []
         self._unstepped: dict[str, Tensor] = {}
         self._user_gradients = UserGradients()
         self._target: Target | None = None
         self._placement: list[Holding] = []
         self._closed = False
+        self._freeze = Freeze()
 
     # ----- life
 
@@ -202,6 +182,7 @@ class CentralPipeline:
             PipelineError: If something is in flight, the workers do not fit, or one refuses its stage.
         """
         self._refuse_in_flight("a deployment")
+        self._end_term()
         chosen = choose_workers(self.claimed, workers, starts, schedule)
         target = Target(trace, chain, list(starts), schedule, optimizers, chosen)
         gradients = {**self._unstepped, **self._own_gradients()}
@@ -210,9 +191,7 @@ class CentralPipeline:
         deployments = self._deployments(target, gradients, None)
         for codec in (self.settings.forward_codec, self.settings.backward_codec, self.settings.eval_codec):
             codec.prepare()
-        # From the last to the first: a stage may send as soon as it stands, and must find its neighbour there.
-        with ThreadPoolExecutor(len(deployments)) as pool:
-            list(pool.map(lambda pair: pair[0].deploy(pair[1]), deployments[::-1]))
+        put_in_place(deployments, self._progress)
         before, self._placement = self._placement, place(chain, starts, chosen)
         self._go_on_with(target, gradients)
         for holding in before:
@@ -247,6 +226,7 @@ class CentralPipeline:
         """
         self._ready()
         self._refuse_in_flight("a move")
+        self._end_term()
         started = time.perf_counter()
         chosen = choose_workers(self.claimed, workers, starts, schedule)
         target = Target(trace, chain, list(starts), schedule, optimizers, chosen)
@@ -254,21 +234,22 @@ class CentralPipeline:
             raise PipelineError("layers of another trace cannot be moved; gather them and deploy the new ones")
         before, after = self._placement, place(chain, starts, chosen)
         travels, gradients = passage(before, after), self._own_gradients()
-        calls = Calls(self.claimed, self._mailbox.check)
         self._close_senders()
-        try:
-            fetched = fetch(calls, travels.fetched, self.term, self.batch_timeout)
-            sources = [Sources(self.term, names) for names in travels.sources]
-            self.term += 1
-            carried = put(calls, self._deployments(target, gradients, sources), before, self.batch_timeout)
-            if travels.fetched:
-                restore_state(fetched, trace.parameters, trace.buffers, optimizers)
-            self._placement = after
-            self._go_on_with(target, {**gradients, **gradients_in(fetched)})
-            forget(calls, [*before, *after], self.term)
-        except BaseException as error:
-            self._mailbox.fail(broken_off(error))
-            raise
+        with self._progress.show(f"moving {travels.layers} layers", len(travels.fetched) + len(chosen)) as shown:
+            calls = Calls(self.claimed, self._mailbox.check, shown.advance)
+            try:
+                fetched = fetch(calls, travels.fetched, self.term, self.batch_timeout)
+                sources = [Sources(self.term, names) for names in travels.sources]
+                self.term += 1
+                carried = put(calls, self._deployments(target, gradients, sources), before, self.batch_timeout)
+                if travels.fetched:
+                    restore_state(fetched, trace.parameters, trace.buffers, optimizers)
+                self._placement = after
+                self._go_on_with(target, {**gradients, **gradients_in(fetched)})
+                forget(calls, [*before, *after], self.term)
+            except BaseException as error:
+                self._mailbox.fail(broken_off(error))
+                raise
         return MoveReport(carried + nbytes(fetched), travels.layers, time.perf_counter() - started)
 
     def _deployments(
@@ -307,16 +288,31 @@ class CentralPipeline:
         later = target.chain.program(target.starts[0], len(target.chain.layers))
         self._random = schedule.synchronous and schedule.micro_batches == 1 and later.random(training=True)
         self._next_job = self._flushed = self._next_evaluation = self._next_step = 0
-        self.reports, self._forward_seconds = {}, {}
+        self.reports = {}
+        self._recorder = StageRecorder(self.events, 0, self.term)
         first, last = self.workers[0], self.workers[-1]
         self._mailbox.new_term(self.term)
         self._mailbox.follow(first, last)
         ends = [(first, 1, codecs.forward_codec), (last, len(self.workers), codecs.backward_codec)]
         self._senders = [
-            sender_to(*end, codecs.eval_codec, run=self.run, term=self.term, fail=self._mailbox.fail) for end in ends
+            sender_to(
+                *end,
+                codecs.eval_codec,
+                run=self.run,
+                term=self.term,
+                recorder=self._recorder,
+                fail=self._mailbox.fail,
+            )
+            for end in ends
         ]
         for sender in self._senders:
             sender.start()
+        self._freeze.begin()
+
+    def _end_term(self) -> None:
+        if self.deployed:
+            for action in self.before_term:
+                action()
 
     def _close_senders(self) -> None:
         for sender in self._senders:
@@ -360,6 +356,7 @@ class CentralPipeline:
         self._mailbox.fail(PipelineError("the pipeline is closed"))
         self._mailbox.close()
         self._close_senders()
+        self._freeze.end()
         with ThreadPoolExecutor(len(self.claimed)) as pool:
             list(pool.map(lambda worker: worker.release(), self.claimed))
 
@@ -408,7 +405,7 @@ class CentralPipeline:
                 started = self._now()
                 with self._naming_stage0(f"forward of batch {ticket.batch}"):
                     outputs, meta["needs_grad"] = stage0.forward(job, piece, wanted, autocast)
-                self._forward_seconds[job.number] = self._now() - started
+                self._recorder.forwarded(job.number, ticket.batch, micro, started, self._now(), stage0.updates_done)
                 if self._random:
                     meta["random_state"] = True
                     outputs = [*outputs, torch.get_rng_state()]
@@ -429,6 +426,7 @@ class CentralPipeline:
                 torch.set_rng_state(state.cpu())
             ticket.needs_grad = meta["needs_grad"]
             parts.append([tensor for tensor in tensors if tensor is not None])
+        ticket.returned = self._now()
         return join(parts, ticket.pieces)
 
     def backward(self, ticket: Ticket, gradients: Sequence[Tensor | None], update: Update | None) -> None:
@@ -447,16 +445,22 @@ class CentralPipeline:
             )
         ticket.backwarded = True
         ticket.update = update
+        if ticket.returned is not None:
+            self._recorder.computed("loss", ticket.batch, ticket.returned, self._now())
         for job, meta, tensors in self._backward_packets(ticket, gradients):
             self._senders[1].put(Outgoing("backward", job, meta, tensors))
 
-    def skip(self, ticket: Ticket, update: Update | None = None) -> None:
-        """Tell all stages that a batch will not be backwarded; ``update`` as in :meth:`backward`."""
+    def skip(self, ticket: Ticket, update: Update | None = None, undo: bool = False) -> None:
+        """Tell all stages that a batch will not be backwarded; ``update`` as in :meth:`backward`.
+
+        With ``undo`` it and all after it, which must be skipped likewise, are not to have been forwarded either.
+        """
         ticket.backwarded = True
         ticket.update = update
+        skip = {"skip": True, "undo": True} if undo else {"skip": True}
         for index, job in enumerate(ticket.jobs):
             meta = self._backward_meta(ticket, index)
-            self._senders[1].put(Outgoing("backward", job, {**meta, "skip": True}))
+            self._senders[1].put(Outgoing("backward", job, {**meta, **skip}))
 
     def complete(self, ticket: Ticket) -> None:
         """Wait for the gradient of stage 0's output, do stage 0's backward, and update stage 0 where that is due.
@@ -465,19 +469,24 @@ class CentralPipeline:
         """
         stage0, schedule = self._ready()
         parts: list[list[Tensor | None]] = []
-        for job, piece in zip(ticket.jobs, ticket.pieces.parts, strict=True):
+        for micro, (job, piece) in enumerate(zip(ticket.jobs, ticket.pieces.parts, strict=True)):
             meta, tensors = self._wait("backward", job, f"the gradient of batch {ticket.batch} at stage 0")
             self.reports.update(reports_in(meta))
             if piece is None:
                 continue
-            forward_seconds = self._forward_seconds.pop(job)
             if meta.get("skip"):
-                stage0.skip(job)
+                stage0.skip(job, undo="undo" in meta)
+                self._recorder.skipped(job)
             else:
                 started = self._now()
                 with self._naming_stage0(f"backward of batch {ticket.batch}"):
                     parts.append(stage0.backward(job, tensors))
-                self._report_stage0(forward_seconds, self._now() - started)
+                ended = self._now()
+                forward_seconds = self._recorder.backwarded(
+                    job, ticket.batch, micro, started, ended, stage0.updates_done
+                )
+                assert forward_seconds is not None
+                self._report_stage0(forward_seconds, ended - started)
         self._clip(stage0, ticket, squares_in(meta))
         ticket.input_gradients = join_gradients(parts)
         ticket.completed = True
@@ -486,7 +495,7 @@ class CentralPipeline:
             started = self._now()
             for index, groups in ticket.update:
                 stage0.step(index, groups)
-            self._step_seconds = self._now() - started
+            self._recorder.stepped(ticket.batch, started, self._now())
 
     def complete_lagging(self, lag: int) -> None:
         """Complete batches until at most ``lag`` are left whose gradient was sent."""
@@ -514,10 +523,14 @@ class CentralPipeline:
             self.complete(ticket)
 
     def abandon(self) -> None:
-        """Finish what was backwarded and drop every other batch in flight."""
+        """Finish what was backwarded and drop every other batch in flight.
+
+        These were begun ahead of their turn, and leave no trace. In synchronous mode they were not, and plain training
+        has forwarded them too.
+        """
         for ticket in list(self._outstanding):
             if not ticket.backwarded:
-                self.skip(ticket)
+                self.skip(ticket, undo=not self._synchronous)
         self.settle()
 
     def zero_gradients(self, index: int) -> None:
@@ -561,8 +574,10 @@ class CentralPipeline:
         meta: dict[str, Any] = {"batch": number, "training": training}
         if autocast is not None:
             meta["autocast"] = autocast
+        started = self._now()
         with self._naming_stage0(f"forward of evaluation batch {number}"):
             outputs = stage0.run(inputs, training, autocast)
+        self._recorder.computed("evaluate", number, started, self._now())
         self._senders[0].put(Outgoing("evaluate", number, meta, outputs))
         return number
 
@@ -581,20 +596,32 @@ class CentralPipeline:
         """
         self.settle()
         self._unstepped = {} if self._stage0 is None or self._synchronous else self._stage0.unstepped_gradients()
-        for stage, worker in enumerate(self.workers, 1):
-            self._mailbox.check()
-            state = worker.state(self.batch_timeout)
-            self._unstepped.update(gradients_in(state))
-            report(stage, state)
-            del state  # or the next one would be fetched while this one is still held
+        count = len(self.workers)
+        with self._progress.show("gathering", count) as shown:
+            for stage, worker in enumerate(self.workers, 1):
+                shown.begin(f"gathering stage {stage} of {count} from {worker.name}")
+                self._mailbox.check()
+                state = worker.state(self.batch_timeout)
+                self._unstepped.update(gradients_in(state))
+                report(stage, state)
+                del state  # or the next one would be fetched while this one is still held
+                shown.update(1.0)
 
     def stats(self) -> list[dict[str, Any]]:
         """Figures of every stage, the central node's first."""
-        names = ("down", "up")
+        stage0, _ = self._ready()
+        names: tuple[Direction, Direction] = ("down", "up")
+        self._recorder.figures.waiting_seconds = self.waited
         own: dict[str, Any] = {
             "stage": 0,
+            "layers": list(stage0.module.program.layers),
+            "term": self.term,
+            "updates": stage0.updates_done,
             "in_flight": self.in_flight,
+            "memory": process_bytes(self.device),
+            **self._recorder.stats(),
             "links": {name: sender.stats() for name, sender in zip(names, self._senders, strict=True)},
+            "received": {name: self._mailbox.stats(name) for name in names},
         }
         return [own, *(worker.stats() for worker in self.workers)]
 
@@ -607,7 +634,15 @@ class CentralPipeline:
 
     def _report_stage0(self, forward: float, backward: float) -> None:
         down, up = (sender.meter.bandwidth for sender in self._senders)
-        self.reports[0] = StageReport(forward, backward, self._step_seconds, down, up)
+        self.reports[0] = StageReport(forward, backward, self._recorder.last_step, down, up)
+
+    def _note_packet(self, packet: Packet) -> None:
+        """A packet has come in, from the last worker or the first one; called in the thread that received it."""
+        if packet.term != self.term:
+            return
+        now, peer = time.perf_counter(), 1 if packet.direction == "up" else len(self.workers)
+        seconds = 0.0 if packet.transfer is None else packet.transfer.seconds
+        self._recorder.crossed("receive", packet, peer, now - seconds, now)
 
     def _now(self) -> float:
         """The time once the device has done all that it was given."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from lightning_accept.codecs import Codec
 from lightning_accept.pipeline.messages import Packet, PipelineError, Transfer, TransportError
+from lightning_accept.pipeline.recorder import StageRecorder
 from lightning_accept.pipeline.sender import Sender
 from lightning_accept.pipeline.transport import WorkerHandle
 
@@ -18,6 +19,7 @@ def sender_to(
     *,
     run: str,
     term: int,
+    recorder: StageRecorder,
     fail: Callable[[BaseException], None],
 ) -> Sender:
     """A sender to the worker that holds ``stage``; ``fail`` is called with what goes wrong, in words for the user."""
@@ -28,6 +30,8 @@ def sender_to(
         eval_codec,
         run=run,
         term=term,
+        recorder=recorder,
+        peer=stage,
         on_error=lambda doing, error: fail(_explain(doing, error)),
     )
 

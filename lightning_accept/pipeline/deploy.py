@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,10 @@ from lightning_accept.codecs import Codec, codec_config
 from lightning_accept.graph import Chain, Trace
 from lightning_accept.partition.schedule import Schedule
 from lightning_accept.pipeline import optimizers as optim
+from lightning_accept.pipeline.handover import nbytes
 from lightning_accept.pipeline.messages import Deployment, PipelineError, Sources
 from lightning_accept.pipeline.transport import WorkerHandle
+from lightning_accept.progress import ProgressLine
 
 QUEUE_MARGIN = 4
 
@@ -173,3 +176,18 @@ def make_deployments(
             )
         )
     return deployments
+
+
+def put_in_place(deployments: Sequence[tuple[WorkerHandle, Deployment]], progress: ProgressLine) -> None:
+    """Send every worker its stage, all at the same time; ``progress`` shows the bytes of those that stand.
+
+    Raises:
+        PipelineError: If a worker refuses its stage.
+    """
+    count, total = len(deployments), sum(nbytes(deployment) for _, deployment in deployments)
+    with progress.show(f"deploying {count} stages", total, "B") as shown, ThreadPoolExecutor(count) as pool:
+        # From the last to the first: a stage may send as soon as it stands, and must find its neighbour there.
+        sent = {pool.submit(worker.deploy, deployment): nbytes(deployment) for worker, deployment in deployments[::-1]}
+        for done, future in enumerate(as_completed(sent), 1):
+            future.result()
+            shown.advance(sent[future], f"deploying: {done} of {count} stages in place")

@@ -33,6 +33,7 @@ from lightning_accept.pipeline.messages import StageReport
 from lightning_accept.pipeline.speeds import Speeds
 from lightning_accept.pipeline.survey import CENTRAL, Profiler, measure_links, profile_devices
 from lightning_accept.pipeline.watch import Change, StageMedian, StageWatch
+from lightning_accept.progress import SILENT, Activity, ProgressLine
 
 log = logging.getLogger("lightning_accept")
 
@@ -89,6 +90,7 @@ class Foresight:
         link_seconds: About how long the measuring of one direction of a link takes.
         profile_seconds: About how long the measuring of one sub-model takes.
         profiler: Measures in this process.
+        progress: Shows what is being measured.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Foresight:
         link_seconds: float = 2.0,
         profile_seconds: float = 1.0,
         profiler: Profiler = run_profile,
+        progress: ProgressLine = SILENT,
     ) -> None:
         self.forecast: Forecast | None = None
         """The plan in force."""
@@ -118,6 +121,7 @@ class Foresight:
         self._link_seconds = link_seconds
         self._profile_seconds = profile_seconds
         self._profiler = profiler
+        self._progress = progress
         self._sizes: list[_Size] = []
         self._watch = StageWatch()
         self._rests: deque[float] = deque(maxlen=_RESTS_KEPT)
@@ -149,7 +153,9 @@ class Foresight:
             self._sizes.append(_Size(count, -(-traced // count), latency))
         started = time.perf_counter()
         self.measure(range(len(pipeline.claimed) + 1))
-        self.speeds = measure_links(pipeline.claimed, self._link_seconds, all_pairs=self._wishes.may_leave_out)
+        self.speeds = measure_links(
+            pipeline.claimed, self._link_seconds, all_pairs=self._wishes.may_leave_out, progress=self._progress
+        )
         log.info(
             "measured %d devices and %d ways between them in %.3g s: %s",
             len(pipeline.claimed) + 1,
@@ -164,12 +170,12 @@ class Foresight:
 
     def measure(self, devices: Sequence[int]) -> None:
         """Measure these devices (again). Nothing may be in flight."""
-        for size in self._sizes:
-            requests = {number: self._request(number, size) for number in devices}
-            profiles = profile_devices(requests, self._pipeline.claimed, self._pipeline.device, self._profiler)
-            for number in sorted(profiles):
-                size.latency.learn(self.name(number), profiles[number].measured)
-                size.handling[number] = self._handling(number, profiles[number])
+        with self._progress.show("profiling", len(devices) * len(self._sizes)) as shown:
+            for size in self._sizes:
+                profiles = self._profiles(size, devices, shown)
+                for number in sorted(profiles):
+                    size.latency.learn(self.name(number), profiles[number].measured)
+                    size.handling[number] = self._handling(number, profiles[number])
 
     def describe(self) -> str:
         """Every device's time for a whole batch and every link's bandwidth, in one line."""
@@ -310,6 +316,18 @@ class Foresight:
             return [1]
         return [count for count in MICRO_BATCHES if count == 1 or count <= self._chain.batch]
 
+    def _profiles(self, size: _Size, devices: Sequence[int], shown: Activity) -> dict[int, Profile]:
+        """Measure these devices for jobs of one size; what is shown names those that are still at it."""
+        busy = [self.name(number) for number in devices]
+
+        def done(number: int) -> None:
+            busy.remove(self.name(number))
+            shown.advance(title=_profiling(list(busy)))
+
+        shown.begin(_profiling(busy))
+        requests = {number: self._request(number, size) for number in devices}
+        return profile_devices(requests, self._pipeline.claimed, self._pipeline.device, self._profiler, done)
+
     def _request(self, number: int, size: _Size) -> ProfileRequest:
         if size.request is None:
             settings = self._pipeline.settings
@@ -428,6 +446,11 @@ class Foresight:
             if math.isfinite(ratio) and not 1 / (1 + threshold) <= ratio <= 1 + threshold:
                 return True
         return False
+
+
+def _profiling(devices: Sequence[str]) -> str:
+    more = f" and {len(devices) - 1} more" if len(devices) > 1 else ""
+    return f"profiling {devices[0]}{more}" if devices else "profiling"
 
 
 def _owners(plan: Plan) -> list[int]:

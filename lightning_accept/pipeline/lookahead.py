@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lightning_accept.pipeline.central import Ticket
 from lightning_accept.pipeline.suspended import SuspendedStep
+from lightning_accept.pipeline.ticket import Ticket
 
 _LOOPS_ITERATE_IN = "lightning.pytorch.utilities.combined_loader"
 """The module in which Lightning's loops begin a pass over a dataloader; there is no hook for that."""

@@ -28,19 +28,26 @@ class Mailbox:
     Args:
         workers: All workers, in the order of their stages. Those with no stage at present are watched too.
         device: Where decoded tensors are put.
+        on_packet: Told of every packet, by the thread that received it.
         clock: Seconds, monotonic.
     """
 
     def __init__(
-        self, workers: list[WorkerHandle], device: torch.device, clock: Callable[[], float] = time.monotonic
+        self,
+        workers: list[WorkerHandle],
+        device: torch.device,
+        on_packet: Callable[[Packet], None] = lambda packet: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._workers = workers
         self._device = device
+        self._on_packet = on_packet
         self._clock = clock
         self._lock = threading.Condition()
         self._mail: dict[tuple[str, int], Delivery] = {}
         self._error: BaseException | None = None
         self._meters: dict[Direction, LinkMeter] = {"down": LinkMeter(), "up": LinkMeter()}
+        self._bytes: dict[Direction, int] = {"down": 0, "up": 0}
         self._closed = threading.Event()
         self._term = 0
         self._ends: dict[Direction, WorkerHandle] = {"down": workers[-1], "up": workers[0]}
@@ -76,11 +83,16 @@ class Mailbox:
         with self._lock:
             self._term = term
             self._mail.clear()
+            self._bytes = {"down": 0, "up": 0}
             self._meters = {"down": LinkMeter(), "up": LinkMeter()}
 
     def speed(self, direction: Direction) -> Speed | None:
         """How fast packets come in; None while nothing has told."""
         return self._meters[direction].speed
+
+    def stats(self, direction: Direction) -> dict[str, float | None]:
+        """JSON-able figures: payload bytes received in this term, ``bandwidth`` in bits per second, or None."""
+        return {"payload_bytes": self._bytes[direction], "bandwidth": self._meters[direction].bandwidth}
 
     def fail(self, error: BaseException) -> None:
         """Make the waiting thread raise ``error``. The first error counts; a fault's own report beats its echo."""
@@ -139,6 +151,8 @@ class Mailbox:
                 if packet is not None:
                     if packet.transfer is not None:
                         self._meters[direction].add(packet.transfer)
+                    self._bytes[direction] += packet.nbytes
+                    self._on_packet(packet)
                     self._put(packet, worker)
             except Exception as error:
                 if self._ends[direction] is not worker:

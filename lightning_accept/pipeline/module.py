@@ -16,13 +16,14 @@ from lightning_accept.graph import Chain, Trace, trace
 from lightning_accept.partition.forecast import Forecast
 from lightning_accept.partition.planner import balanced
 from lightning_accept.partition.schedule import Schedule
-from lightning_accept.pipeline.central import CentralPipeline, Ticket
+from lightning_accept.pipeline.central import CentralPipeline
 from lightning_accept.pipeline.deploy import resolve_partition
 from lightning_accept.pipeline.foresight import Foresight
 from lightning_accept.pipeline.gather import restore_state
 from lightning_accept.pipeline.messages import PipelineError, StageState
 from lightning_accept.pipeline.moves import MoveReport
 from lightning_accept.pipeline.suspended import Call, SuspendedStep
+from lightning_accept.pipeline.ticket import Ticket
 
 log = logging.getLogger("lightning_accept")
 

@@ -40,11 +40,15 @@ class Calls:
     Args:
         workers: All workers; their calls in progress are interrupted when one fails.
         check: Raises what has gone wrong with the pipeline meanwhile, if anything has.
+        on_done: Called whenever a call has succeeded.
     """
 
-    def __init__(self, workers: Sequence[WorkerHandle], check: Callable[[], None]) -> None:
+    def __init__(
+        self, workers: Sequence[WorkerHandle], check: Callable[[], None], on_done: Callable[[], None] = lambda: None
+    ) -> None:
         self._workers = workers
         self._check = check
+        self._on_done = on_done
 
     def all(self, calls: Iterable[Callable[[], T]]) -> list[T]:
         """The results of all ``calls`` in their order.
@@ -69,6 +73,7 @@ class Calls:
             done, pending = wait(pending, _LOOK_SECONDS, return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()
+                self._on_done()
             self._check()
 
 

@@ -18,8 +18,11 @@ from torch.optim import Optimizer
 
 from lightning_accept.codecs import Codec, CodecError, codec_from_config, decode
 from lightning_accept.graph import StageModule, StageProgram
+from lightning_accept.latency.memory import process_bytes
 from lightning_accept.pipeline import optimizers as optim
+from lightning_accept.pipeline.buffer_history import BufferHistory
 from lightning_accept.pipeline.clipping import clip_stage, squares_in, stage_squares
+from lightning_accept.pipeline.events import EventLog, events_to_json
 from lightning_accept.pipeline.messages import (
     Deployment,
     Fault,
@@ -32,6 +35,7 @@ from lightning_accept.pipeline.messages import (
 )
 from lightning_accept.pipeline.order import OneForwardOneBackward
 from lightning_accept.pipeline.random_state import borrowed_random_state
+from lightning_accept.pipeline.recorder import StageRecorder
 from lightning_accept.pipeline.sender import Outgoing, Sender, describe
 from lightning_accept.pipeline.stage import Job, StageExecutor
 from lightning_accept.pipeline.transport import Channel
@@ -76,16 +80,18 @@ class StageRunner:
         module = StageModule(program, parts["param"], parts["buffer"], parts["const"], device)
         self._layers = tuple(program.layers)
         optimizers = [optim.rebuild(entry, module.parameters, allowed_optimizers or {}) for entry in spec["optimizers"]]
+        window = spec["window"]
+        changing = [] if window is None else program.changing_buffers()
         self._executor = StageExecutor(
             module,
             optimizers,
             weight_prediction=spec["weight_prediction"],
             seed=spec["seed"],
             stage=deployment.stage,
+            history=BufferHistory({name: module.buffers[name] for name in changing}),
         )
         self._executor.restore_optimizers(spec["optimizer_state"], tensors)
         self._executor.restore_gradients(_section(tensors, "grad", device))
-        window = spec["window"]
         self._order = None if window is None else OneForwardOneBackward(window)
         self._queue_limit: int = spec["queue_limit"]
         self._lock = threading.Condition()
@@ -95,9 +101,7 @@ class StageRunner:
         self._seen: dict[str, set[int]] = {}
         self._fault: Fault | None = None
         self._closed = False
-        self._figures = {"forward_seconds": 0.0, "backward_seconds": 0.0, "waiting_seconds": 0.0, "jobs": 0}
-        self._forward_seconds: dict[int, float] = {}
-        self._step_seconds = 0.0
+        self._recorder = StageRecorder(EventLog(), deployment.stage, deployment.term)
         codecs = {name: codec_from_config(config) for name, config in spec["codecs"].items()}
         for codec in codecs.values():
             codec.prepare()
@@ -177,9 +181,16 @@ class StageRunner:
             "updates": self._executor.updates_done,
             "outstanding": len(self._executor.outstanding),
             "queued": waiting,
-            **self._figures,
+            "memory": process_bytes(self._device),
+            **self._recorder.stats(),
             "links": {"up": self._up.stats(), "down": self._down.stats()},
         }
+
+    def events(self, term: int, after: int) -> dict[str, Any]:
+        """What happened; see :class:`lightning_accept.pipeline.transport.StageHost`."""
+        own = self._deployment.term
+        events, last = self._recorder.log.since(after if term == own else 0)
+        return events_to_json(events, last, time.perf_counter(), self._deployment.stage, own)
 
     @property
     def fault(self) -> Fault | None:
@@ -209,7 +220,7 @@ class StageRunner:
                     self._lock.wait()
                 if self._closed or self._fault is not None or task is None:
                     return
-            self._figures["waiting_seconds"] += time.perf_counter() - started
+            self._recorder.figures.waiting_seconds += time.perf_counter() - started
             doing, action = task
             try:
                 action()
@@ -239,26 +250,26 @@ class StageRunner:
         elif packet.kind == "backward":
             self._backward(packet, tensors)
         elif packet.kind == "evaluate":
+            started = self._now()
             outputs = self._executor.run(_present(tensors), packet.meta["training"], packet.meta.get("autocast"))
+            self._recorder.computed("evaluate", packet.job, started, self._now())
             self._down.put(Outgoing("evaluate", packet.job, packet.meta, outputs))
         elif packet.kind == "step":
             self._zero_gradients(packet)
-            self._step(packet.meta["update"], keep_gradients=True)
+            self._step(packet.meta["update"], -1, keep_gradients=True)
 
     def _forward(self, packet: Packet, tensors: list[Tensor | None]) -> None:
         meta = packet.meta
         if meta.get("empty"):
             self._down.put(Outgoing("forward", packet.job, meta))
             return
-        started = self._now()
+        started, updates = self._now(), self._executor.updates_done
         with borrowed_random_state(tensors, "random_state" in meta) as state:
             outputs, needs_grad = self._executor.forward(
                 _job(packet), _present(state.tensors), meta["needs_grad"], meta.get("autocast")
             )
             state.returned = outputs
-        seconds = self._now() - started
-        self._figures["forward_seconds"] += seconds
-        self._forward_seconds[packet.job] = seconds
+        self._recorder.forwarded(packet.job, meta["batch"], meta["micro"], started, self._now(), updates)
         self._down.put(Outgoing("forward", packet.job, {**meta, "needs_grad": needs_grad}, state.returned))
 
     def _backward(self, packet: Packet, tensors: list[Tensor | None]) -> None:
@@ -266,23 +277,31 @@ class StageRunner:
         started = self._now()
         self._zero_gradients(packet)
         gradients: list[Tensor | None] = []
-        if meta.get("skip"):
-            self._executor.skip(packet.job)
+        if meta.get("skip") and not meta.get("empty"):
+            self._executor.skip(packet.job, undo="undo" in meta)
         elif not meta.get("empty"):
             gradients = self._executor.backward(packet.job, tensors)
         meta = self._clip(meta)
-        seconds = self._now() - started
-        self._figures["backward_seconds"] += seconds
-        self._figures["jobs"] += 1
-        forward_seconds = self._forward_seconds.pop(packet.job, None)
-        if forward_seconds is not None and not meta.get("skip"):
+        ended, updates = self._now(), self._executor.updates_done
+        forward_seconds = None
+        if meta.get("skip"):
+            self._recorder.skipped(packet.job)
+        else:
+            forward_seconds = self._recorder.backwarded(
+                packet.job, meta["batch"], meta.get("micro", 0), started, ended, updates
+            )
+        if forward_seconds is not None:
             report = StageReport(
-                forward_seconds, seconds, self._step_seconds, self._down.meter.bandwidth, self._up.meter.bandwidth
+                forward_seconds,
+                ended - started,
+                self._recorder.last_step,
+                self._down.meter.bandwidth,
+                self._up.meter.bandwidth,
             )
             meta = {**meta, "times": {**meta.get("times", {}), str(self._deployment.stage): report.to_json()}}
         # The gradient leaves before the update: the neighbour need not wait for it.
         self._up.put(Outgoing("backward", packet.job, meta, gradients))
-        self._step(meta.get("update") or (), keep_gradients=False)
+        self._step(meta.get("update") or (), meta["batch"], keep_gradients=False)
 
     # ----- helpers
 
@@ -294,13 +313,13 @@ class StageRunner:
         clip_stage(self._executor, meta.get("clip", []), squares_in(meta), self._deployment.stages)
         return meta
 
-    def _step(self, update: Sequence[Any], keep_gradients: bool) -> None:
+    def _step(self, update: Sequence[Any], batch: int, keep_gradients: bool) -> None:
         if not update:
             return
         started = self._now()
         for index, groups in update:
             self._executor.step(index, groups, keep_gradients=keep_gradients)
-        self._step_seconds = self._now() - started
+        self._recorder.stepped(batch, started, self._now())
 
     def _now(self) -> float:
         """The time once the device has done all that it was given."""
@@ -371,6 +390,8 @@ class StageRunner:
             eval_codec,
             run=deployment.run,
             term=deployment.term,
+            recorder=self._recorder,
+            peer=neighbour,
             on_error=self._fail,
         )
 

@@ -15,6 +15,7 @@ from lightning_accept.codecs import Codec, CodecError, Payload
 from lightning_accept.codecs.cast import raw_payload
 from lightning_accept.pipeline.link_meter import LinkMeter
 from lightning_accept.pipeline.messages import Kind, Packet, PipelineError
+from lightning_accept.pipeline.recorder import StageRecorder
 from lightning_accept.pipeline.transport import Channel
 
 
@@ -41,7 +42,7 @@ class LinkFigures:
     """What one link has carried so far, in one direction.
 
     Attributes:
-        packets: Number of packets.
+        packets: Number of packets with tensors.
         payload_bytes: Bytes of encoded tensors, framing left out.
         raw_bytes: Bytes that the same tensors take without a codec.
         encode_seconds: Time spent encoding.
@@ -67,6 +68,8 @@ class Sender:
         eval_codec: For tensors of ``evaluate`` packets.
         run: Run of all packets.
         term: Term of all packets.
+        recorder: Told when the link is busy.
+        peer: Number of the stage at the other end.
         on_error: Called once, from the sender's thread, with what went wrong; nothing is sent after that.
     """
 
@@ -79,6 +82,8 @@ class Sender:
         *,
         run: str,
         term: int,
+        recorder: StageRecorder,
+        peer: int,
         on_error: Callable[[str, BaseException], None],
     ) -> None:
         self.figures = LinkFigures()
@@ -90,6 +95,8 @@ class Sender:
         self._epoch: int | None = None
         self._run = run
         self._term = term
+        self._recorder = recorder
+        self._peer = peer
         self._on_error = on_error
         self._queue: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"send: {name}", daemon=True)
@@ -119,15 +126,19 @@ class Sender:
                 packet = self._encode(outgoing)
                 encoded = time.perf_counter()
                 transfer = self._channel.send(packet)
+                sent = time.perf_counter()
             except BaseException as error:
                 self._on_error(f"sending of {describe(outgoing.kind, outgoing.meta)} over the {self._name}", error)
                 return
             figures = self.figures
-            figures.packets += 1
+            figures.packets += bool(outgoing.tensors)
             figures.payload_bytes += packet.nbytes
             figures.raw_bytes += sum(t.numel() * t.element_size() for t in outgoing.tensors if t is not None)
             figures.encode_seconds += encoded - started
-            figures.send_seconds += time.perf_counter() - encoded
+            figures.send_seconds += sent - encoded
+            if outgoing.tensors:
+                self._recorder.crossed("encode", packet, self._peer, started, encoded)
+            self._recorder.crossed("send", packet, self._peer, encoded, sent)
             if transfer is not None:
                 self.meter.add(transfer)
 
@@ -136,6 +147,7 @@ class Sender:
         speed = self.meter.speed
         return {
             **vars(self.figures),
+            "peer": self._peer,
             "bandwidth": None if speed is None else speed.bandwidth,
             "latency": None if speed is None else speed.latency,
         }

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from lightning_accept.graph import StageModule
 from lightning_accept.pipeline import optimizers as optim
+from lightning_accept.pipeline.buffer_history import BufferHistory
 from lightning_accept.pipeline.handover import part_of
 from lightning_accept.pipeline.messages import PipelineError, StageState
 from lightning_accept.pipeline.prediction import predict_weights
@@ -73,6 +74,8 @@ class StageExecutor:
         seed: Where not None, random operations (dropout) of every job are seeded by ``seed``, batch and micro-batch.
             None leaves the global random state alone, as plain training does.
         stage: Number of this stage, for messages and seeds.
+        history: Leaves jobs that are outstanding out of the buffers that :meth:`gather` returns. None where a forward
+            counts as soon as it is done, as in plain training.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class StageExecutor:
         seed: int | None,
         stage: int,
         shared_optimizers: bool = False,
+        history: BufferHistory | None = None,
     ) -> None:
         self.module = module
         self.optimizers = list(optimizers)
@@ -93,6 +97,7 @@ class StageExecutor:
         self._weight_prediction = weight_prediction
         self._seed = seed
         self._shared_optimizers = shared_optimizers
+        self._history = history or BufferHistory({})
         self._names: dict[nn.Parameter, str] = {p: name for name, p in module.parameters.items()}
         self._stashes: dict[int, _Stash] = {}
         self._by_batch: dict[int, _Version] = {}
@@ -131,6 +136,7 @@ class StageExecutor:
             tensor.detach().requires_grad_() if wanted and tensor.is_floating_point() else tensor.detach()
             for tensor, wanted in zip(inputs, needs_grad, strict=True)
         ]
+        self._history.begin(job.number)
         with torch.inference_mode(False), torch.enable_grad(), self._autocast(autocast), self._random(job):
             outputs = self.module.run(leaves, training=True, parameters=version.weights)
         self._stashes[job.number] = _Stash(job, version, leaves, outputs)
@@ -153,6 +159,7 @@ class StageExecutor:
             NonFiniteActivation: If a gradient holds NaN or infinity.
         """
         stash = self._take(job)
+        self._history.end(job)
         label = f"stage {self.stage} in the backward of batch {stash.job.batch}"
         pairs = []
         for index, (output, gradient) in enumerate(zip(stash.outputs, gradients, strict=True)):
@@ -177,9 +184,18 @@ class StageExecutor:
         of_input = iter(results[: len(wanted)])
         return [next(of_input) if leaf.requires_grad else None for leaf in stash.inputs]
 
-    def skip(self, job: int) -> None:
-        """Forget the job forwarded under this number; it will not be backwarded."""
+    def skip(self, job: int, undo: bool = False) -> None:
+        """Forget the job forwarded under this number; it will not be backwarded.
+
+        Args:
+            job: Number of the job.
+            undo: Whether buffers, too, are to be as if neither it nor any job after it had been forwarded.
+        """
         self._take(job)
+        if undo:
+            self._history.undo(job)
+        else:
+            self._history.end(job)
 
     def run(self, inputs: Sequence[Tensor], training: bool, autocast: str | None = None) -> list[Tensor]:
         """Forward without gradients on the newest weights, disturbing nothing that is in flight.
@@ -189,7 +205,7 @@ class StageExecutor:
             training: Train mode (statistics of BatchNorm are updated) or eval mode.
             autocast: Name of the autocast dtype, or None.
         """
-        with torch.no_grad(), self._autocast(autocast):
+        with self._history.running(), torch.no_grad(), self._autocast(autocast):
             return [tensor.detach() for tensor in self.module.run(inputs, training=training)]
 
     def zero_gradients(self, index: int) -> None:
@@ -262,10 +278,14 @@ class StageExecutor:
         self._current = None
 
     def gather(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Scalars and tensors (``param/``, ``buffer/``, ``optim/`` and ``grad/``) that make up the stage's state."""
+        """Scalars and tensors (``param/``, ``buffer/``, ``optim/`` and ``grad/``) that make up the stage's state.
+
+        With a history, jobs that are outstanding have left no trace in it.
+        """
         scalars, tensors = optim.pack_state(self.optimizers, self._names)
         tensors.update({f"param/{name}": p.detach() for name, p in self.module.parameters.items()})
-        tensors.update({f"buffer/{name}": b.detach() for name, b in self.module.buffers.items()})
+        buffers = {**self.module.buffers, **self._history.settled()}
+        tensors.update({f"buffer/{name}": buffer.detach() for name, buffer in buffers.items()})
         tensors.update({f"grad/{name}": gradient for name, gradient in self.unstepped_gradients().items()})
         return {"optimizers": scalars, "updates": self.updates_done}, tensors
 

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from lightning_accept.graph import Chain, StageModule, Trace
 from lightning_accept.partition.schedule import Schedule
+from lightning_accept.pipeline.buffer_history import BufferHistory
 from lightning_accept.pipeline.deploy import Settings
 from lightning_accept.pipeline.stage import StageExecutor
 
@@ -23,12 +24,19 @@ def build_stage0(
     settings: Settings,
     device: torch.device,
 ) -> StageExecutor:
-    """The executor of the layers before ``stop``."""
+    """The executor of the layers before ``stop``.
+
+    With batches in flight the user's buffers hold what belongs to the weights of the moment: no batch changes them
+    before its backward. Forwards go on with copies.
+    """
     program = chain.program(0, stop)
+    shown = {name: trace.buffers[name] for name in (() if schedule.synchronous else program.changing_buffers())}
+    with torch.inference_mode(False):  # the first batch may be one of validation, the copies are for training too
+        copies = {name: buffer.detach().clone() for name, buffer in shown.items()}
     module = StageModule(
         program,
         {name: trace.parameters[name] for name in program.parameters},
-        {name: trace.buffers[name] for name in program.buffers},
+        {name: copies.get(name, trace.buffers[name]) for name in program.buffers},
         program.constants,
         device,
     )
@@ -41,6 +49,7 @@ def build_stage0(
         seed=None if schedule.synchronous else settings.seed,
         stage=0,
         shared_optimizers=True,
+        history=BufferHistory(copies, shown),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lightning_accept.partition.link import Speed
+from lightning_accept.pipeline.events import EventReply
 from lightning_accept.pipeline.messages import Deployment, Direction, Fault, Packet, StageState, Transfer
 
 if TYPE_CHECKING:
@@ -71,6 +72,14 @@ class StageHost(Protocol):
 
     def stats(self) -> dict[str, Any]:
         """JSON-able figures: jobs done, seconds of compute and waiting, queue lengths, bytes per link."""
+
+    def events(self, term: int, after: int) -> dict[str, Any]:
+        """What the stage and its links did, as :func:`lightning_accept.pipeline.events.events_to_json` has it.
+
+        Args:
+            term: The term of the stage that was asked before.
+            after: Number of the last event that is known of it; that of another term does not count.
+        """
 
     @property
     def fault(self) -> Fault | None:
@@ -163,6 +172,9 @@ class WorkerHandle(Protocol):
 
     def stats(self) -> dict[str, Any]:
         """As :meth:`StageHost.stats`."""
+
+    def events(self, term: int, after: int) -> EventReply:
+        """As :meth:`StageHost.events`; with the worker's clock only, in term 0, where it holds no stage."""
 
     def close(self) -> None:
         """Interrupt all calls in progress. Idempotent."""

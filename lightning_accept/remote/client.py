@@ -13,6 +13,7 @@ from typing import Any
 from lightning_accept.latency.profile import Profile
 from lightning_accept.latency.request import ProfileRequest
 from lightning_accept.partition.link import Speed
+from lightning_accept.pipeline.events import EventReply, events_from_json
 from lightning_accept.pipeline.messages import (
     Deployment,
     Direction,
@@ -291,6 +292,17 @@ class HttpWorker:
         """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.stats`."""
         with self._control_lock:
             return self._json(self._control.request("GET", f"{run_path(self._run)}/stats", "its figures").body)
+
+    def events(self, term: int, after: int) -> EventReply:
+        """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.events`."""
+        query = {"term": str(term), "after": str(after)}
+        with self._control_lock:
+            reply = self._control.request("GET", f"{run_path(self._run)}/events", "its events", query=query)
+            received = time.perf_counter()
+        try:
+            return events_from_json(self._json(reply.body), received - reply.seconds, received)
+        except ValueError as error:
+            raise PipelineError(f"worker {self.name} sent something that is no list of events: {error}") from error
 
     def close(self) -> None:
         """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.close`."""

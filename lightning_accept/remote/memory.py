@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ import torch
 
 from lightning_accept.latency.profile import Profile, ProfileRequest, ProfileStopped, run_profile
 from lightning_accept.partition.link import Speed
+from lightning_accept.pipeline.events import EventReply, events_from_json, no_events
 from lightning_accept.pipeline.handover import part_of
 from lightning_accept.pipeline.messages import (
     Deployment,
@@ -409,6 +411,13 @@ class MemoryWorker:
         """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.stats`."""
         self._check()
         return {} if self._host is None else self._host.stats()
+
+    def events(self, term: int, after: int) -> EventReply:
+        """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.events`."""
+        self._check()
+        sent, host = time.perf_counter(), self._host
+        answer = no_events() if host is None else host.events(term, after)
+        return events_from_json(json.loads(json.dumps(answer)), sent, time.perf_counter())
 
     def close(self) -> None:
         """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.close`."""

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import torch
 
+from lightning_accept.garbage import settle
 from lightning_accept.remote.server import ServerOptions, serve
 from lightning_accept.remote.tenancy import StageFactory
 
@@ -64,7 +65,7 @@ def run_server(
                 except NotImplementedError:
                     signal.signal(number, lambda number, frame: on_signal(number))
             on_start(stop)
-            await serve(options, make_stage, on_listening=on_listening, stop=stopped)
+            await serve(options, make_stage, on_listening=on_listening, stop=stopped, tidy=settle)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

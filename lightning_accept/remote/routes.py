@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
 import logging
 import math
 import re
@@ -102,6 +104,7 @@ class Service:
                 web.get("/runs/{run}/state", self._state, allow_head=False),
                 web.get("/runs/{run}/poll", self._poll, allow_head=False),
                 web.get("/runs/{run}/stats", self._stats, allow_head=False),
+                web.get("/runs/{run}/events", self._events, allow_head=False),
             ]
         )
         return application
@@ -247,8 +250,16 @@ class Service:
     async def _stats(self, request: web.Request) -> web.StreamResponse:
         return web.json_response(await self.tenancy.stats(self._tenant(request)))
 
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        tenant, term, after = self._tenant(request), _whole(request, "term"), _whole(request, "after")
+        return web.json_response(await self.tenancy.events(tenant, term, after), dumps=_compact)
+
     def _tenant(self, request: web.Request) -> Tenant:
         return self.tenancy.of(request.match_info["run"])
+
+
+_compact = functools.partial(json.dumps, separators=(",", ":"))
+"""Events are many, and the links are slow."""
 
 
 def _unauthorised(header: str | None) -> Refusal:

@@ -61,7 +61,12 @@ class ServerOptions:
 
 
 async def serve(
-    options: ServerOptions, make_stage: StageFactory, *, on_listening: Callable[[int], None], stop: asyncio.Event
+    options: ServerOptions,
+    make_stage: StageFactory,
+    *,
+    on_listening: Callable[[int], None],
+    stop: asyncio.Event,
+    tidy: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until ``stop`` is set; then finish the replies under way and release the run.
 
@@ -70,6 +75,7 @@ async def serve(
         make_stage: Builds stages.
         on_listening: Called once with the port.
         stop: Ends the daemon.
+        tidy: Called after a stage was built or dropped.
 
     Raises:
         CannotListen: If the address is in use or not allowed.
@@ -93,6 +99,7 @@ async def serve(
         lease=options.lease,
         patience=options.queue_patience,
         clock=options.clock,
+        tidy=tidy,
     )
     service = Service(tenancy, options.token, options.device, options.threads, options.max_body, options.body_patience)
     runner = web.AppRunner(

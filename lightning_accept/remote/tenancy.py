@@ -19,6 +19,7 @@ import torch
 
 from lightning_accept.latency.profile import Profile, ProfileRequest, ProfileStopped, run_profile
 from lightning_accept.partition.link import Speed
+from lightning_accept.pipeline.events import no_events
 from lightning_accept.pipeline.handover import part_of
 from lightning_accept.pipeline.messages import (
     Deployment,
@@ -111,6 +112,7 @@ class Tenancy:
         patience: Seconds for which a packet waits here for room before its sender is told to try again. A refused
             packet travels twice, which slow links cannot afford.
         clock: Seconds, for the lease.
+        tidy: Called after a stage was built or dropped.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class Tenancy:
         lease: float = 60.0,
         patience: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
+        tidy: Callable[[], None] = lambda: None,
     ) -> None:
         self.lease = lease
         self.tenant: Tenant | None = None
@@ -134,6 +137,7 @@ class Tenancy:
         self._device = device
         self._patience = patience
         self._clock = clock
+        self._tidy = tidy
         self._executor = ThreadPoolExecutor(16, thread_name_prefix="worker request")
         self._last_release = ""
 
@@ -218,6 +222,7 @@ class Tenancy:
             for source in list(tenant.sources):
                 source.close()
             await self.blocking(tenant.close)
+            await self.blocking(self._tidy)
 
     async def deploy(self, tenant: Tenant, deployment: Deployment, where: str) -> int:
         """Put a stage here in place of the one of an earlier term. A repetition changes nothing.
@@ -251,6 +256,7 @@ class Tenancy:
                 line = f"{type(error).__name__}: {error}"
                 raise failed(Fault(deployment.stage, (), where, "deployment", line, trace)) from error
             tenant.host = host
+            await self.blocking(self._tidy)
             if tenant.gone.is_set():
                 await self.blocking(tenant.close)
                 self.of(tenant.run)
@@ -457,3 +463,8 @@ class Tenancy:
     async def stats(self, tenant: Tenant) -> dict[str, Any]:
         """The stage's figures; empty if none is deployed."""
         return {} if tenant.host is None else await self.blocking(tenant.host.stats)
+
+    async def events(self, tenant: Tenant, term: int, after: int) -> dict[str, Any]:
+        """What the stage did, by :meth:`StageHost.events`; this device's clock only where there is no stage."""
+        host = tenant.host
+        return no_events() if host is None else await self.blocking(host.events, term, after)

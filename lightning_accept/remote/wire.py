@@ -35,7 +35,7 @@ __all__ = [
     "unpack_state",
 ]
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised whenever an older peer could no longer understand a message."""
 
 FRAME_TYPE = "application/x-safetensors"

@@ -262,3 +262,27 @@ def test_forgeries_are_refused(data: dict[str, Any], name: str) -> None:
 def test_texts_that_are_no_programs(text: str | bytes) -> None:
     with pytest.raises(ProgramError):
         StageProgram.from_json(text)
+
+
+def test_buffers_that_training_changes(program: StageProgram) -> None:
+    assert set(program.changing_buffers()) == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+
+
+def test_a_norm_in_eval_mode_changes_nothing_and_a_view_of_a_buffer_is_the_buffer() -> None:
+    class Counting(nn.Module):
+        rows: Tensor
+        mask: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4).eval()
+            self.register_buffer("rows", torch.zeros(3, 4))
+            self.register_buffer("mask", torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.rows[1].copy_(x.detach()[0])
+            result: Tensor = self.norm(x) * self.mask
+            return result
+
+    chain = Chain.from_trace(trace(Counting(), (torch.randn(3, 4),), {}))
+    assert chain.program(0, len(chain.layers)).changing_buffers() == ["rows"]

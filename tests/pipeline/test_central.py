@@ -14,11 +14,12 @@ from lightning_accept.codecs import Raw
 from lightning_accept.graph import Chain, trace
 from lightning_accept.partition.link import Speed
 from lightning_accept.partition.schedule import default_schedule
-from lightning_accept.pipeline.central import CentralPipeline, Ticket
+from lightning_accept.pipeline.central import CentralPipeline
 from lightning_accept.pipeline.deploy import Settings
 from lightning_accept.pipeline.gather import restore_state
 from lightning_accept.pipeline.messages import PipelineError, StageFault, StageState
 from lightning_accept.pipeline.runner import build_stage
+from lightning_accept.pipeline.ticket import Ticket
 from lightning_accept.remote.memory import MemoryCluster
 
 

@@ -276,3 +276,32 @@ def test_optimizer_steps_count_once_known(traced: tuple[Trace, Chain]) -> None:
         foresight.note({1: StageReport(0.03, 0.06, step=0.05)}, None)
     foresight.look(0.25)
     assert foresight.period(forecast) == pytest.approx(before + 0.05, rel=0.1)
+
+
+def test_measuring_shows_whom_it_waits_for(traced: tuple[Trace, Chain], noted: Any) -> None:
+    foresight, _ = make(traced, Devices(1.0, 1.0, 1.0), wishes=Wishes(micro_batches=None), progress=noted)
+    profiling, links = noted.take()
+    assert profiling[:2] == [("profiling", 0.0), ("profiling central node and 2 more", 0.0)]
+    sizes = 4
+    assert [share for _, share in profiling if share < 1][-1] == round(1 - 1 / (3 * sizes), 3)
+    assert profiling[-1] == ("profiling", 1.0)
+    titles = list(dict.fromkeys(title for title, _ in links))
+    one, two = "http://pi-1", "http://pi-2"
+    assert titles == [
+        "measuring links",
+        *(f"measuring link to and from {name}" for name in (one, two)),
+        f"measuring link {one} -> {two}",
+        f"measuring link {two} -> {one}",
+    ]
+    assert [share for _, share in links] == [0.0, 0.0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.75, 1.0]
+    foresight.measure([1])
+    assert noted.take() == [
+        [
+            ("profiling", 0.0),
+            *(
+                state
+                for size in range(sizes)
+                for state in ((f"profiling {one}", size / sizes), ("profiling", (size + 1) / sizes))
+            ),
+        ]
+    ]

@@ -525,3 +525,25 @@ def test_over_http_between_processes_a_move_is_exact_too(bench: Any) -> None:
             b.train(1, 2)
         same(moving, staying)
         moving.pipeline.close()
+
+
+def test_deploying_moving_and_gathering_show_how_far_they_are(bench: Any, noted: Any) -> None:
+    b = bench(1)
+    b.pipeline._progress = noted
+    b.deploy(([2, 4, 6], ALL))
+    ((first, *rest),) = noted.take()
+    assert first == ("deploying 3 stages", 0.0)
+    assert [title for title, _ in rest] == [f"deploying: {n} of 3 stages in place" for n in (1, 2, 3)]
+    shares = [share for _, share in rest]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    b.move(([3, 4, 6], ALL))
+    ((*on_the_way, last),) = noted.take()
+    assert on_the_way[:5] == [("moving 1 layers", share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    assert last[0] == "moving 1 layers"
+    b.gather()
+    (states,) = noted.take()
+    titles = [f"gathering stage {n} of 3 from memory://{n}" for n in (1, 2, 3)]
+    shares = [0.0, 0.333, 0.667, 1.0]
+    expected = [(title, share) for n, title in enumerate(titles) for share in shares[n : n + 2]]
+    assert states == [("gathering", 0.0), *expected]

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from lightning_accept.codecs import Fp16, Payload, Raw, decode
+from lightning_accept.pipeline.events import EventLog
 from lightning_accept.pipeline.messages import Packet, PipelineError, Transfer
+from lightning_accept.pipeline.recorder import StageRecorder
 from lightning_accept.pipeline.sender import Outgoing, Sender, describe
 
 
@@ -42,6 +44,7 @@ class Ends:
 
     def __init__(self, codec: Any) -> None:
         self.link = Link()
+        self.log = EventLog()
         self.errors: queue.SimpleQueue[tuple[str, BaseException]] = queue.SimpleQueue()
         self.sender = Sender(
             "link from stage 0 to stage 1",
@@ -50,6 +53,8 @@ class Ends:
             Raw(),
             run="run",
             term=3,
+            recorder=StageRecorder(self.log, 0, 3),
+            peer=1,
             on_error=lambda doing, error: self.errors.put((doing, error)),
         )
         self.sender.start()
@@ -167,7 +172,7 @@ def test_figures_count_packets_and_bytes(ends: Any) -> None:
     pair.link.next(), pair.link.next()
     pair.sender.close()
     figures = pair.sender.figures
-    assert (figures.packets, figures.raw_bytes, figures.payload_bytes) == (2, 40, 20)
+    assert (figures.packets, figures.raw_bytes, figures.payload_bytes) == (1, 40, 20)
     assert figures.encode_seconds >= 0
     assert figures.send_seconds >= 0
 

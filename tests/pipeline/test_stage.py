@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_accept.graph import Chain, StageModule, trace
+from lightning_accept.pipeline.buffer_history import BufferHistory
 from lightning_accept.pipeline.messages import PipelineError
 from lightning_accept.pipeline.stage import Job, NonFiniteActivation, StageExecutor, check_finite, job_seed
 
@@ -244,3 +245,42 @@ def test_numbers_that_are_not_finite(value: float, kind: str) -> None:
         check_finite(tensor, "it")
     check_finite(torch.full((4,), torch.finfo(torch.float32).max), "its sum overflows, it does not")
     check_finite(torch.empty(0), "nothing")
+
+
+def normed(history: bool) -> tuple[nn.Sequential, StageExecutor]:
+    net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+    if not history:
+        return net, make_stage(net)
+    buffers = {f"1.{name}": buffer for name, buffer in net[1].named_buffers()}
+    return net, make_stage(net, history=BufferHistory(buffers))
+
+
+def counted(stage: StageExecutor) -> int:
+    return int(stage.gather()[1]["buffer/1.num_batches_tracked"])
+
+
+def test_a_state_leaves_outstanding_jobs_out_of_the_buffers() -> None:
+    net, stage = normed(history=True)
+    plain = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+    plain.load_state_dict(net.state_dict())
+    for number in range(3):
+        stage.forward(Job(number, number), [batch(number)], [False])
+    stage.backward(0, [torch.ones(4, 2)])
+    plain(batch(0))
+    _, tensors = stage.gather()
+    for name, buffer in plain.named_buffers():
+        assert torch.equal(tensors[f"buffer/{name}"], buffer)
+    assert net[1].num_batches_tracked == 3
+    handed_over = stage.hand_over(["buffer/1.num_batches_tracked"])
+    assert int(handed_over.tensors["buffer/1.num_batches_tracked"]) == 1
+    stage.skip(1)
+    assert counted(stage) == 2
+    stage.skip(2, undo=True)
+    assert counted(stage) == 2 == net[1].num_batches_tracked
+
+
+def test_without_a_history_a_forward_counts_at_once() -> None:
+    _, stage = normed(history=False)
+    for number in range(2):
+        stage.forward(Job(number, number), [batch(number)], [False])
+    assert counted(stage) == 2

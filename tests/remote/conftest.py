@@ -15,6 +15,7 @@ from torch import nn
 from lightning_accept.codecs import Payload
 from lightning_accept.graph import Chain, trace
 from lightning_accept.latency.request import ProfileRequest
+from lightning_accept.pipeline.events import Event, events_to_json
 from lightning_accept.pipeline.handover import part_of
 from lightning_accept.pipeline.messages import Deployment, Fault, Packet, StageFault, StageState, WrongTerm
 from lightning_accept.pipeline.transport import Channel
@@ -86,6 +87,12 @@ class EchoStage:
 
     def stats(self) -> dict[str, Any]:
         return {"jobs": len(self.taken)}
+
+    def events(self, term: int, after: int) -> dict[str, Any]:
+        own = self.deployment.term
+        numbers = range(after if term == own else 0, len(self.taken))
+        events = [Event("forward", float(number), number + 0.5, number, stage=1, term=own) for number in numbers]
+        return events_to_json(events, len(self.taken), 100.0, 1, own)
 
     def close(self) -> None:
         self.closed.set()

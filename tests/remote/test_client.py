@@ -6,6 +6,7 @@ import http.client
 import math
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -140,9 +141,23 @@ def test_lost_and_broken_replies_cost_nothing(lossy: Any, connect: Any, deployme
     assert len(worker.stages) == 1
     assert handle.state(30.0).spec == {"taken": 3}
     assert handle.stats() == {"jobs": 3}
+    assert [event.job for event in handle.events(1, 1).events] == [1, 2]
     assert handle.poll(0.0) is None
     handle.release()
     assert worker.stages[0].closed.is_set()
+
+
+def test_events(deployed: Any, packet: Any, connect: Any, start_worker: Any) -> None:
+    _, handle = deployed
+    for job in range(3):
+        handle.send(packet(job))
+    reply = handle.events(1, 2)
+    assert ([event.job for event in reply.events], reply.last, reply.term, reply.now) == ([2], 3, 1, 100.0)
+    assert 0 <= reply.received - reply.sent <= time.perf_counter() - reply.sent
+    assert [event.job for event in handle.events(7, 2).events] == [0, 1, 2]  # of another term: from the beginning
+    idle = connect(start_worker().url)
+    idle.claim("run-2", "me", "link")
+    assert (idle.events(1, 2).events, idle.events(1, 2).term) == ([], 0)
 
 
 def test_back_pressure_is_waited_out(deployed: Any, packet: Any) -> None:

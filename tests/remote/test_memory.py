@@ -53,6 +53,7 @@ def test_packets_go_down_and_up(cluster: Any, deployment: Any, packet: Any, thro
         assert first.receive("up", 30.0).job == job
     assert last.receive("down", 0.0) is None
     assert first.stats() == {"jobs": 20}
+    assert [event.job for event in first.events(1, 18).events] == [18, 19]
     assert first.state(1.0).spec == {"taken": 20}
 
 

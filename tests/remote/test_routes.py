@@ -61,6 +61,7 @@ ROUTES = [
     ("GET", "/runs/run-1/state"),
     ("GET", "/runs/run-1/poll"),
     ("GET", "/runs/run-1/stats"),
+    ("GET", "/runs/run-1/events?term=1&after=0"),
 ]
 
 
