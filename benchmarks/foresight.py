@@ -12,37 +12,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import sys
-import tempfile
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from edge import Host, Testbed
-from edge.host import Rates
+from devices import NAMES, Devices, Setting, steady
 from report import Report
-
-from lightning_accept.remote.tokens import TOKEN_VARIABLE, new_token
-
-CENTRAL_NODE = str(Path(__file__).with_name("central_node.py"))
-NAMES = ("central", "pi-1", "pi-2")
-DEADLINE = 900.0
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Links and CPU shares (percent) of the central node and the two workers; one-way delays in seconds."""
-
-    rates: tuple[Rates, Rates, Rates]
-    shares: tuple[int, int, int]
-    delays: tuple[float, float, float] = (0.0, 0.0, 0.0)
-
-    def hosts(self) -> list[Host]:
-        """The hosts of the testbed."""
-        return [Host(*values) for values in zip(NAMES, self.rates, self.delays, self.shares, strict=True)]
-
 
 SETTINGS = [
     Setting(("1mbit",) * 3, (60, 40, 20)),
@@ -56,79 +30,6 @@ SETTINGS = [
     Setting(("20mbit", "100mbit", ("1mbit", "4mbit")), (50, 25, 50)),
     Setting(("10mbit", "4mbit", "10mbit"), (60, 40, 25), (0.0, 0.005, 0.01)),
 ]
-
-
-class Devices:
-    """A testbed with workers, whose links and shares change from one run to the next.
-
-    Args:
-        setting: The first setting; the delays stay.
-    """
-
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self.testbed = Testbed(setting.hosts())
-        self._token = new_token()
-
-    def __enter__(self) -> Devices:
-        self.testbed.__enter__()
-        try:
-            self._urls = self.testbed.start_workers(self._token)
-        except BaseException:
-            self.testbed.close()
-            raise
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.testbed.close()
-
-    def train(
-        self, options: list[str], setting: Setting | None = None, after: int = 0, cut: tuple[str, int] | None = None
-    ) -> dict[str, Any]:
-        """Train once on all devices.
-
-        Args:
-            options: Of ``central_node.py``.
-            setting: Rates and shares from now on.
-            after: Batches after which ``cut`` happens.
-            cut: A host, and its CPU share from then on.
-
-        Returns:
-            What ``central_node.py`` wrote.
-        """
-        if setting is not None:
-            self.setting = setting
-        for name, rates, share in zip(NAMES, self.setting.rates, self.setting.shares, strict=True):
-            self.testbed.set_rate(name, rates)
-            self.testbed.set_cpu(name, share)
-        with tempfile.TemporaryDirectory() as folder:
-            result = Path(folder, "result.json")
-            command = [sys.executable, CENTRAL_NODE, "--workers", *self._urls, "--result", str(result), *options]
-            # Imports take no part in what is measured, so they need not be slow.
-            self.testbed.set_cpu(NAMES[0], None)
-            central = self.testbed.start(NAMES[0], command, {TOKEN_VARIABLE: self._token}, folder)
-            central.wait_for("^ready$", DEADLINE)
-            self.testbed.set_cpu(NAMES[0], self.setting.shares[0])
-            if cut is not None:
-                central.wait_for(f"^batch {after}$", DEADLINE)
-                self.testbed.set_cpu(*cut)
-            central.wait(DEADLINE)
-            return dict(json.loads(result.read_text()))
-
-
-def steady(times: list[float], in_flight: int) -> float:
-    """Seconds per batch: the median over all runs of as many batches as are in flight.
-
-    Single steps would not do: batches end in bursts where the schedule has more than one batch in its cycle.
-
-    Args:
-        times: When batches of the steady state ended, in seconds.
-        in_flight: Batches in flight.
-    """
-    if len(times) < 3 * in_flight:
-        raise ValueError(f"{len(times)} batches are too few to see a steady state with {in_flight} in flight")
-    spans = [later - earlier for earlier, later in zip(times, times[in_flight:], strict=False)]
-    return statistics.median(spans) / in_flight
 
 
 def simulate(report: Report, quick: bool) -> None:

@@ -115,6 +115,137 @@ def foresight(document: Document) -> str:
     return "\n\n".join([*parts, f"Figures: {figures}."])
 
 
+def bandwidth(document: Document) -> str:
+    """Per network and scenario, one row per rate and one column per method; the raw runs stay in the file."""
+    parts = []
+    for name in ("mnist", "activity", "target"):
+        rows = document["rows"].get(name, [])
+        for scenario in dict.fromkeys(row["scenario"] for row in rows):
+            own = [row for row in rows if row["scenario"] == scenario]
+            shares = " / ".join(str(share) for share in own[0]["shares"])
+            title = f"{name}, scenario {scenario}: CPU shares {shares} %, batch {own[0]['batch']}"
+            if name == "target":
+                parts.append(
+                    f"{title}; seconds to {own[0]['target']:.0%} (speed-up; batches):\n\n{_by_rate(own, _way)}"
+                )
+                continue
+            parts.append(f"{title}; seconds per batch (speed-up):\n\n{_by_rate(own, _period)}")
+            parts.append(f"over the planner's bound (in flight; first layers):\n\n{_by_rate(own, _quality)}")
+    figures = ", ".join(f"{name}: {_number(value, 2)}" for name, value in document["figures"].items())
+    return "\n\n".join([*parts, f"Figures: {figures}."])
+
+
+def _by_rate(rows: list[dict[str, Any]], cell: Callable[[dict[str, Any]], str]) -> str:
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    body = []
+    for rate in sorted({row["rate"] for row in rows}):
+        own = {row["method"]: row for row in rows if row["rate"] == rate}
+        body.append([f"{rate:g}", *("" if method not in own else cell(own[method]) for method in methods)])
+    return table(["Mbit/s", *methods], body)
+
+
+def _period(row: dict[str, Any]) -> str:
+    return "failed" if "error" in row else f"{row['seconds']:.3f}{_speedup(row)}"
+
+
+def _quality(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return "failed"
+    return f"{row['over_bound']:.2f} ({row['in_flight']}; {', '.join(str(start) for start in row['starts'])})"
+
+
+def _way(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return "failed"
+    if row["seconds"] is None:
+        return f"not in {row['trained_seconds']:.0f} ({row['best_accuracy']:.1%} at best)"
+    return f"{row['seconds']:.0f}{_speedup(row)}; {row['batches']}"
+
+
+def _speedup(row: dict[str, Any]) -> str:
+    return f" ({row['speedup']:.2f})" if "speedup" in row else ""
+
+
+def accuracy(document: Document) -> str:
+    """Final accuracy and points against a single device, one row per task and method."""
+    rows = []
+    for row in document["rows"].get("summary", []):
+        spread = "" if row["deviation"] is None else f" ± {row['deviation']:.2f}"
+        gap = "" if row["points_against_single"] is None else f"{row['points_against_single']:+.2f}"
+        error = "" if not row["standard_error"] else f" ± {row['standard_error']:.2f}"
+        rows.append(
+            [
+                row["task"],
+                row["method"],
+                f"{row['seeds']}, {row['epochs']}",
+                f"{row['accuracy_percent']:.2f}{spread}",
+                gap + error,
+                f"{row['bytes_per_batch'] / 1024:.0f}",
+            ]
+        )
+    head = ["task", "method", "seeds, epochs", "test accuracy, %", "points against a single device", "KiB per batch"]
+    return table(head, rows)
+
+
+def alternatives(document: Document) -> str:
+    """Samples per second, bytes per sample and times to an accuracy, one row per method, one column per rate."""
+    speed, parts = document["rows"].get("speed", []), []
+    rates = sorted({row["rate_mbit"] for row in speed if row["rate_mbit"] is not None})
+    heads = [f"{rate:g} Mbit/s" for rate in rates]
+
+    def pivot(rows: list[dict[str, Any]], cell: Callable[[dict[str, Any]], str]) -> str:
+        body = []
+        for method in dict.fromkeys(row["method"] for row in rows):
+            mine = {row["rate_mbit"]: cell(row) for row in rows if row["method"] == method}
+            body.append([method, *(mine.get(rate, mine.get(None, "")) for rate in rates)])
+        return table(["", *heads], body)
+
+    def fast(row: dict[str, Any]) -> str:
+        if row.get("samples_per_s_at_most") is not None:
+            return f"under {row['samples_per_s_at_most']:.2f}"
+        if row.get("samples_per_s") is None:
+            return row["note"] or "too few batches"
+        size = "" if row.get("bytes_per_sample") is None else f" ({row['bytes_per_sample'] / 1024:.2f})"
+        return f"{row['samples_per_s']:.1f}{size}"
+
+    parts.append("Samples per second (KiB per sample on all links together):\n\n" + pivot(speed, fast))
+    learnt = document["rows"].get("accuracy", [])
+    if learnt:
+        rows = [[row["method"], _number(row.get("batches_to_target"), 0) or row["note"]] for row in learnt]
+        parts.append(f"Batches to an accuracy of {learnt[0]['target']}:\n\n" + table(["", "batches"], rows))
+    times = document["rows"].get("time", [])
+    if times:
+        parts.append(
+            "Seconds to that accuracy, batches times seconds:\n\n" + pivot(times, lambda row: f"{row['seconds']:.0f}")
+        )
+    figures = ", ".join(f"{name} {_number(value, 2)}" for name, value in document["figures"].items())
+    return "\n\n".join([*parts, f"Figures: {figures}."])
+
+
+def scale(document: Document) -> str:
+    """Medians and quartiles over the draws, one row per chain, number of devices and of micro-batches."""
+    columns = {
+        "stages": ("stages used", 0),
+        "period_s": ("batch period, s", 2),
+        "speedup": ("times the best device alone", 2),
+        "utilisation": ("utilisation", 2),
+        "staleness_first": ("staleness, first stage", 0),
+        "staleness_mean": ("staleness, mean", 1),
+        "over_bound": ("period over bound", 3),
+    }
+    body = []
+    for row in document["rows"]["scale"]:
+        cells = []
+        for name, (_, digits) in columns.items():
+            low, middle, high = (f"{value:.{digits}f}" for value in row[name])
+            cells.append(f"{middle} ({low}-{high})")
+        body.append([row["chain"], str(row["devices"]), str(row["micro_batches"]), *cells])
+    head = ["chain", "devices", "micro-batches", *(text for text, _ in columns.values())]
+    draws = document["rows"]["scale"][0]["draws"]
+    figures = ", ".join(f"{name} {_number(value, 3)}" for name, value in document["figures"].items())
+    return f"Median (quartiles) of {draws} draws.\n\n{table(head, body)}\n\nFigures: {figures}."
+
+
 def _number(value: Any, digits: int) -> str:
     if value is None:
         return ""
@@ -128,6 +259,7 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "convergence": convergence,
     "latency": latency,
     "foresight": foresight,
+    "bandwidth": bandwidth,
 }
 
 

@@ -1,0 +1,110 @@
+"""Draws the plots of benchmarks/README.md from the figures in benchmarks/results. Needs the extra ``benchmarks``.
+
+    python benchmarks/plots.py [NAME ...] [--format svg|png]
+
+NAME's figures are read from results/NAME.json and drawn into results/NAME.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("agg")
+
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator
+
+RESULTS = Path(__file__).parent / "results"
+Document = dict[str, Any]
+MARKERS = "osD^vPX"
+
+
+def bandwidth(document: Document) -> Figure:
+    """Seconds per batch against the links' rate, one panel per network and scenario; and the way to an accuracy."""
+    panels: list[Callable[[Axes], None]] = []
+    for part in ("mnist", "activity"):
+        rows = [row for row in document["rows"].get(part, []) if "seconds" in row]
+        for scenario in dict.fromkeys(row["scenario"] for row in rows):
+            own = [row for row in rows if row["scenario"] == scenario]
+            panels.append(lambda axes, own=own, part=part: _rates(axes, part, own))  # type: ignore[misc]
+    runs = [run for run in document["rows"].get("runs", []) if run["part"] == "target"]
+    for rate in dict.fromkeys(run["rate"] for run in runs):
+        own = [run for run in runs if run["rate"] == rate]
+        panels.append(lambda axes, own=own: _curves(axes, own))  # type: ignore[misc]
+    figure, axes = pyplot.subplots(1, max(1, len(panels)), figsize=(4.2 * max(1, len(panels)), 3.8), squeeze=False)
+    for panel, place in zip(panels, axes[0], strict=False):
+        panel(place)
+        place.legend(fontsize="small")
+    return figure
+
+
+def _rates(axes: Axes, part: str, rows: list[dict[str, Any]]) -> None:
+    for number, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
+        own = sorted((row for row in rows if row["method"] == method), key=lambda row: row["rate"])
+        axes.plot([row["rate"] for row in own], [row["seconds"] for row in own], f"{MARKERS[number]}-", label=method)
+        axes.plot([row["rate"] for row in own], [row["bound"] for row in own], ":", color=axes.lines[-1].get_color())
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    rates = sorted({row["rate"] for row in rows})
+    axes.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False)
+    axes.minorticks_off()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds:g}"))
+    shares = ":".join(f"{share}" for share in rows[0]["shares"])
+    axes.set_title(f"{part}, CPU {shares} %", fontsize="medium")
+    axes.set_xlabel("links, Mbit/s")
+    axes.set_ylabel("seconds per batch (dotted: planner's bound)")
+
+
+def _curves(axes: Axes, runs: list[dict[str, Any]]) -> None:
+    for number, run in enumerate(runs):
+        seconds, reached = ([point[name] for point in run["curve"]] for name in ("seconds", "accuracy"))
+        axes.plot(seconds, reached, f"{MARKERS[number % len(MARKERS)]}-", label=run["method"], markersize=3)
+    axes.axhline(runs[0]["target"], color="grey", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_title(f"digits at {runs[0]['rate']:g} Mbit/s", fontsize="medium")
+    axes.set_xlabel("seconds of training")
+    axes.set_ylabel("test accuracy")
+
+
+PLOTS: dict[str, Callable[[Document], Figure]] = {"bandwidth": bandwidth}
+
+
+def draw(source: Path, target: Path) -> None:
+    """Draw the plot of a file of figures.
+
+    Raises:
+        ValueError: If there is no plot for that benchmark.
+    """
+    document = json.loads(source.read_text())
+    name = document["benchmark"]
+    if name not in PLOTS:
+        raise ValueError(f"there is no plot of {name}; there are {', '.join(PLOTS)}")
+    figure = PLOTS[name](document)
+    figure.tight_layout()
+    figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    """Draw the plots named on the command line, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"some of: {' '.join(PLOTS)}; all by default")
+    parser.add_argument("--format", choices=["svg", "png"], default="svg")
+    arguments = parser.parse_args()
+    for name in arguments.names or PLOTS:
+        source = RESULTS / f"{name}.json"
+        if source.exists():
+            draw(source, source.with_suffix(f".{arguments.format}"))
+
+
+if __name__ == "__main__":
+    main()
