@@ -10,6 +10,9 @@ from lightning_accept.partition.model import PipelineModel
 from lightning_accept.partition.schedule import Schedule, default_schedule
 from lightning_accept.partition.simulator import simulate_period
 
+_MOST_JOBS = 32
+"""Jobs in flight beyond which more micro-batches are not considered."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -83,23 +86,29 @@ def choose_micro_batches(
     Args:
         models: For every number of micro-batches to be considered, the pipeline with the times and bytes of one
             micro-batch of that size.
-        max_in_flight: As for :func:`choose_schedule`.
+        max_in_flight: As for :func:`choose_schedule`; with many micro-batches fewer, for simulating them takes long.
         tolerance: As for :func:`choose_schedule`.
         min_in_flight: As for :func:`choose_schedule`.
 
     Returns:
-        The least stale choice within ``tolerance`` of the best period; its trade holds that of every number.
+        The least stale choice within ``tolerance`` of the best period; its trade holds that of every number, up to
+        the depth from which nothing can be better.
 
     Raises:
         ValueError: If there are no models, or ``max_in_flight`` is below 1.
     """
     if not models:
         raise ValueError("no number of micro-batches to choose from")
-    trade = [
-        candidate
-        for micro_batches, model in sorted(models.items())
-        for candidate in choose_schedule(model, micro_batches, max_in_flight, tolerance, min_in_flight).trade
-    ]
+    if max_in_flight < 1:
+        raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
+    least = min(model.least_period(micro_batches) for micro_batches, model in models.items())
+    trade: list[Candidate] = []
+    for in_flight in range(min_in_flight, max_in_flight + 1):
+        for micro_batches, model in sorted(models.items()):
+            if in_flight == min_in_flight or in_flight * micro_batches <= _MOST_JOBS:
+                trade += choose_schedule(model, micro_batches, in_flight, tolerance, in_flight).trade
+        if any(candidate.period <= least * (1 + tolerance) for candidate in trade):
+            break  # what is deeper is staler
     limit = min(candidate.period for candidate in trade) * (1 + tolerance)
     able = [candidate for candidate in trade if candidate.period <= limit]
     chosen = min(able, key=lambda candidate: _staleness(candidate.schedule))
