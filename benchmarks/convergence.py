@@ -21,7 +21,6 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import json
 import logging
 import statistics
 import time
@@ -115,7 +114,7 @@ class Task:
     rate: float
     seeds: int = 3
     batch: int = 64
-    sync_epochs: int = 0
+    sync_epochs: float = 0
 
 
 def har_cnn() -> nn.Module:
@@ -239,7 +238,7 @@ class Bytes(L.Callback):
     """What the links carried, in bytes per batch."""
 
     def __init__(self) -> None:
-        self.found: dict[str, float] = {}
+        self.found = {"down": 0.0, "up": 0.0, "raw": 0.0}
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Add up all links of the pipeline."""
@@ -252,25 +251,30 @@ class Bytes(L.Callback):
         self.found["raw"] = sum(link["raw_bytes"] for link in everything) / trainer.global_step
 
 
-def run(task: Task, parts: Parts, method: Method, seed: int, epochs: int) -> dict[str, Any]:
-    """Train once; accuracy, bytes per batch and seconds."""
+def run(task: Task, parts: Parts, method: Method | None, seed: int, epochs: int) -> dict[str, Any]:
+    """Train once; accuracy, bytes per batch and seconds. Without a method, on a single device."""
     x, x_test, y, y_test = parts
     L.seed_everything(seed, verbose=False)
     loader = DataLoader(TensorDataset(x, y), task.batch, shuffle=True, drop_last=True)
     module = Classifier(task.net(), task.rate, epochs * len(loader))
     carried = Bytes()
-    started = time.perf_counter()
-    trainer = L.Trainer(
-        max_epochs=epochs,
-        strategy=AccEPTStrategy(
+    callbacks: list[L.Callback] = []
+    strategy: Any = "auto"
+    if method is not None:
+        callbacks = [carried, *([BitWidthScheduler()] if method.adaptive else [])]
+        strategy = AccEPTStrategy(
             MemoryCluster(WORKERS, build_stage).workers,
             partition=task.partition,
             forward_codec=method.forward,
             backward_codec=method.backward,
-            sync_warmup_steps=task.sync_epochs * len(loader),
-        ),
+            sync_warmup_steps=round(task.sync_epochs * len(loader)),
+        )
+    started = time.perf_counter()
+    trainer = L.Trainer(
+        max_epochs=epochs,
+        strategy=strategy,
         accelerator="cpu",
-        callbacks=[carried, *([BitWidthScheduler()] if method.adaptive else [])],
+        callbacks=callbacks,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -403,10 +407,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     report = Report("convergence", arguments.quick)
-    if arguments.json and Path(arguments.json).exists():
-        before = json.loads(Path(arguments.json).read_text())
-        if before["quick"] == arguments.quick:
-            report.rows = before["rows"]
+    report.resume(arguments.json)
     measure(report, arguments)
     sum_up(report)
     report.finish(arguments.json)

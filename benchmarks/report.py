@@ -35,6 +35,14 @@ class Report:
         self.figures[name] = value
         print(f"{name} = {_short(value)}", flush=True)
 
+    def resume(self, path: str | None) -> None:
+        """Go on from the rows that an interrupted run of the same form has written to ``path``, if it exists."""
+        if path is None or not Path(path).exists():
+            return
+        before = json.loads(Path(path).read_text())
+        if before["quick"] == self.quick:
+            self.rows = before["rows"]
+
     def finish(self, path: str | None) -> None:
         """Write all to ``path`` as JSON, if one is given."""
         if path is None:

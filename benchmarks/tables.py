@@ -260,6 +260,9 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "latency": latency,
     "foresight": foresight,
     "bandwidth": bandwidth,
+    "alternatives": alternatives,
+    "scale": scale,
+    "accuracy": accuracy,
 }
 
 
