@@ -21,7 +21,8 @@ def parse_link(text: str) -> Link:
     rates, _, delay = text.strip().partition("@")
     there, _, back = rates.partition(":")
     latency = _delay(delay, text) if delay else 0.0
-    return Link.between(Speed(_rate(there, text), latency), Speed(_rate(back or there, text), latency))
+    forward, backward = (Speed(_rate(way, text), latency) for way in (there, back or there))
+    return Link.between(forward, backward, acknowledged=False)
 
 
 def _rate(part: str, text: str) -> float:

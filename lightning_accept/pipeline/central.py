@@ -301,6 +301,7 @@ class CentralPipeline:
                 run=self.run,
                 term=self.term,
                 recorder=self._recorder,
+                overlap=not schedule.synchronous,
                 fail=self._mailbox.fail,
             )
             for end in ends

@@ -20,9 +20,13 @@ def sender_to(
     run: str,
     term: int,
     recorder: StageRecorder,
+    overlap: bool,
     fail: Callable[[BaseException], None],
 ) -> Sender:
-    """A sender to the worker that holds ``stage``; ``fail`` is called with what goes wrong, in words for the user."""
+    """A sender to the worker that holds ``stage``; ``fail`` is called with what goes wrong, in words for the user.
+
+    With ``overlap``, packets may arrive in another order than they were sent in.
+    """
     return Sender(
         f"link from stage 0 to stage {stage}",
         _WorkerChannel(worker),
@@ -32,6 +36,7 @@ def sender_to(
         term=term,
         recorder=recorder,
         peer=stage,
+        overlap=overlap,
         on_error=lambda doing, error: fail(_explain(doing, error)),
     )
 
@@ -39,11 +44,13 @@ def sender_to(
 class _WorkerChannel:
     """A worker's handle as a channel that may be closed without closing the worker."""
 
+    overlaps = True
+
     def __init__(self, worker: WorkerHandle) -> None:
         self._worker = worker
 
-    def send(self, packet: Packet) -> Transfer | None:
-        return self._worker.send(packet)
+    def send(self, packet: Packet, on_left: Callable[[], None] | None = None) -> Transfer | None:
+        return self._worker.send(packet, on_left)
 
     def close(self) -> None:
         pass

@@ -130,7 +130,9 @@ class StageRunner:
             self._check()
             if packet.job in self._seen.setdefault(packet.kind, set()):
                 return
-            if packet.kind in ("forward", "evaluate") and self._waiting_jobs() >= self._queue_limit:
+            full = self._waiting_jobs() >= self._queue_limit
+            # What comes next is always taken: later packets may have overtaken it and filled the queue.
+            if packet.kind in ("forward", "evaluate") and full and not self._is_next(key):
                 raise QueueFull
         tensors = self._decode(packet)
         with self._lock:
@@ -342,6 +344,9 @@ class StageRunner:
                 f" cannot be decoded: {error}"
             ) from error
 
+    def _is_next(self, key: tuple[str, int]) -> bool:
+        return self._order is not None and self._order.next() == key
+
     def _waiting_jobs(self) -> int:
         return len(self._free) + sum(kind == "forward" for kind, _ in self._arrived)
 
@@ -392,6 +397,8 @@ class StageRunner:
             term=deployment.term,
             recorder=self._recorder,
             peer=neighbour,
+            # Where the schedule fixes the order of work, the order of arrival does not matter.
+            overlap=self._order is not None,
             on_error=self._fail,
         )
 

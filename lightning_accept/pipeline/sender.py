@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,12 @@ from torch import Tensor
 from lightning_accept.codecs import Codec, CodecError, Payload
 from lightning_accept.codecs.cast import raw_payload
 from lightning_accept.pipeline.link_meter import LinkMeter
-from lightning_accept.pipeline.messages import Kind, Packet, PipelineError
+from lightning_accept.pipeline.messages import Kind, Packet, PipelineError, Transfer
 from lightning_accept.pipeline.recorder import StageRecorder
 from lightning_accept.pipeline.transport import Channel
+
+_LANES = 2
+"""Packets that may be under way at a time."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,24 @@ class LinkFigures:
     last_error: float | None = None
 
 
+class _Transit:
+    """A packet between the moment when it is encoded and its answer."""
+
+    def __init__(self, outgoing: Outgoing, packet: Packet, started: float, encoded: float) -> None:
+        self.outgoing = outgoing
+        self.packet = packet
+        self.started = started
+        self.encoded = encoded
+        self.left = threading.Event()
+        self.done = threading.Event()
+
+
 class Sender:
     """One direction of one link.
+
+    Packets leave in the order in which they are put. Where that is allowed, one leaves as soon as the one before it has
+    left, whose answer may still be on its way: over a slow link, behind all that travels in the other direction. No
+    third one leaves before the first is answered.
 
     Args:
         name: Describes the link in messages, for example ``link from stage 0 to stage 1``.
@@ -70,6 +90,8 @@ class Sender:
         term: Term of all packets.
         recorder: Told when the link is busy.
         peer: Number of the stage at the other end.
+        overlap: Whether packets of training jobs may overlap, and so arrive in another order than they were put in; if
+            the channel can do that.
         on_error: Called once, from the sender's thread, with what went wrong; nothing is sent after that.
     """
 
@@ -84,6 +106,7 @@ class Sender:
         term: int,
         recorder: StageRecorder,
         peer: int,
+        overlap: bool = False,
         on_error: Callable[[str, BaseException], None],
     ) -> None:
         self.figures = LinkFigures()
@@ -99,24 +122,38 @@ class Sender:
         self._peer = peer
         self._on_error = on_error
         self._queue: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=f"send: {name}", daemon=True)
+        self._overlap = overlap and channel.overlaps
+        self._lock = threading.Lock()
+        self._failed = False
+        self._busy_until = 0.0
+        self._lane: queue.SimpleQueue[_Transit | None] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=self._work, name=f"send: {name}", daemon=True)]
+        if self._overlap:
+            self._threads += [
+                threading.Thread(target=self._drive, name=f"send {lane}: {name}", daemon=True) for lane in range(_LANES)
+            ]
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
 
     def put(self, outgoing: Outgoing) -> None:
         """Queue a packet; returns at once."""
         self._queue.put(outgoing)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Drop what is queued, interrupt the transfer in progress and end the thread."""
+        """Drop what is queued, interrupt the transfers in progress and end the threads."""
         self._channel.close()
         self._queue.put(None)
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout)
+        for thread in self._threads:
+            self._lane.put(None)
+            if thread.ident is not None and thread is not threading.current_thread():
+                thread.join(timeout)
 
     def _work(self) -> None:
+        """Encode, and send in turn."""
+        under_way: deque[_Transit] = deque()
         while True:
             outgoing = self._queue.get()
             if outgoing is None:
@@ -124,23 +161,64 @@ class Sender:
             try:
                 started = time.perf_counter()
                 packet = self._encode(outgoing)
-                encoded = time.perf_counter()
-                transfer = self._channel.send(packet)
-                sent = time.perf_counter()
+                transit = _Transit(outgoing, packet, started, time.perf_counter())
             except BaseException as error:
-                self._on_error(f"sending of {describe(outgoing.kind, outgoing.meta)} over the {self._name}", error)
+                self._fail(outgoing, error)
                 return
+            alone = not (self._overlap and outgoing.kind in ("forward", "backward"))
+            while len(under_way) > (0 if alone else _LANES - 1):
+                under_way.popleft().done.wait()
+            if under_way:
+                under_way[-1].left.wait()
+            if self._failed:
+                return
+            if alone:
+                self._send(transit)
+            else:
+                under_way.append(transit)
+                self._lane.put(transit)
+
+    def _drive(self) -> None:
+        """Send what the other thread has encoded."""
+        while (transit := self._lane.get()) is not None:
+            self._send(transit)
+
+    def _send(self, transit: _Transit) -> None:
+        # The channel has a deadline, so whoever waits for these events need not have one.
+        try:
+            transfer = self._channel.send(transit.packet, transit.left.set)
+        except BaseException as error:
+            self._fail(transit.outgoing, error)
+        else:
+            self._account(transit, transfer, time.perf_counter())
+        finally:
+            transit.left.set()
+            transit.done.set()
+
+    def _account(self, transit: _Transit, transfer: Transfer | None, sent: float) -> None:
+        outgoing, packet = transit.outgoing, transit.packet
+        with self._lock:
+            # While the one before was still on the link, this one was not.
+            begun, self._busy_until = min(sent, max(transit.encoded, self._busy_until)), sent
             figures = self.figures
             figures.packets += bool(outgoing.tensors)
             figures.payload_bytes += packet.nbytes
             figures.raw_bytes += sum(t.numel() * t.element_size() for t in outgoing.tensors if t is not None)
-            figures.encode_seconds += encoded - started
-            figures.send_seconds += sent - encoded
-            if outgoing.tensors:
-                self._recorder.crossed("encode", packet, self._peer, started, encoded)
-            self._recorder.crossed("send", packet, self._peer, encoded, sent)
-            if transfer is not None:
-                self.meter.add(transfer)
+            figures.encode_seconds += transit.encoded - transit.started
+            figures.send_seconds += sent - begun
+        if outgoing.tensors:
+            self._recorder.crossed("encode", packet, self._peer, transit.started, transit.encoded)
+        self._recorder.crossed("send", packet, self._peer, begun, sent)
+        if transfer is not None:
+            self.meter.add(transfer)
+
+    def _fail(self, outgoing: Outgoing, error: BaseException) -> None:
+        """Report the first error; nothing is sent after it."""
+        with self._lock:
+            if self._failed:
+                return
+            self._failed = True
+        self._on_error(f"sending of {describe(outgoing.kind, outgoing.meta)} over the {self._name}", error)
 
     def stats(self) -> dict[str, Any]:
         """JSON-able figures of the link, its ``bandwidth`` in bits per second and ``latency`` in seconds included."""

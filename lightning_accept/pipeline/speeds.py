@@ -32,7 +32,8 @@ class Speeds:
         unknown = Speed()
         there = self.known.get((source, target), unknown)
         back = self.known.get((target, source), unknown)
-        return Link.between(there, back, full_duplex=self.full_duplex)
+        # No message waits for the answer to the one before.
+        return Link.between(there, back, self.full_duplex, acknowledged=False)
 
     def uplink(self, device: int) -> float:
         """Bits per second that a device sends at most: what its fastest way reaches; infinity if none is known."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lightning_accept.partition.link import Speed
@@ -16,10 +16,19 @@ if TYPE_CHECKING:
 class Channel(Protocol):
     """One stage's way to one neighbour."""
 
-    def send(self, packet: Packet) -> Transfer | None:
+    overlaps: bool
+    """Whether two packets may be under way at a time, so that no answer is waited for between them."""
+
+    def send(self, packet: Packet, on_left: Callable[[], None] | None = None) -> Transfer | None:
         """Hand ``packet`` over; return when the neighbour has taken it.
 
-        Called from one sender thread at a time. Retries lost requests and waits out back-pressure until its deadline.
+        Called from one sender thread at a time; where it overlaps, from two. Retries lost requests and waits out
+        back-pressure until its deadline.
+
+        Args:
+            packet: The packet.
+            on_left: Called, perhaps several times, when all of it has left this device, but the answer is still to
+                come. The next packet may follow then.
 
         Returns:
             How long the packet was on the link; None where that cannot be told.
@@ -150,8 +159,8 @@ class WorkerHandle(Protocol):
     def measure_link_to(self, address: str, seconds: float) -> Speed:
         """Measure the link from the worker to the one at ``address``, which the same run has claimed."""
 
-    def send(self, packet: Packet) -> Transfer | None:
-        """As :meth:`Channel.send`."""
+    def send(self, packet: Packet, on_left: Callable[[], None] | None = None) -> Transfer | None:
+        """As :meth:`Channel.send`; packets may overlap."""
 
     def receive(self, direction: Direction, timeout: float) -> Packet | None:
         """The next packet that this worker addresses to the central node in ``direction``.

@@ -9,19 +9,21 @@ from collections.abc import Callable
 from aiohttp import web
 
 from lightning_accept.remote.frames import new_buffer
+from lightning_accept.remote.inflow import Inflow
 from lightning_accept.remote.refusal import Refusal
 
 SLOWEST_RATE = 16 * 1024
 """Bytes per second below which a sender is not waited for."""
 
 
-async def read_body(request: web.Request, limit: int, patience: float) -> memoryview:
+async def read_body(request: web.Request, limit: int, patience: float, inflow: Inflow | None = None) -> memoryview:
     """The body of ``request`` in a buffer of its own.
 
     Args:
         request: The request, of which nothing but the head has been read.
         limit: Largest length in bytes.
         patience: Seconds without a byte after which the sender is given up.
+        inflow: Told of what comes in.
 
     Raises:
         Refusal: 411 without a declared length, 413 above ``limit``, 408 past the deadline.
@@ -30,9 +32,18 @@ async def read_body(request: web.Request, limit: int, patience: float) -> memory
     buffer = new_buffer(size)
 
     def keep(position: int, chunk: bytes) -> None:
+        if inflow is not None:
+            inflow.arrived(len(chunk))
         buffer[position : position + len(chunk)] = chunk
 
-    await _receive(request, size, patience, keep)
+    if inflow is None:
+        await _receive(request, size, patience, keep)
+        return buffer
+    inflow.begin()
+    try:
+        await _receive(request, size, patience, keep)
+    finally:
+        inflow.end()
     return buffer
 
 

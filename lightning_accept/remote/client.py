@@ -6,7 +6,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from lightning_accept.pipeline.messages import (
     TransportError,
     WrongTerm,
 )
+from lightning_accept.remote.fetcher import Fetcher
 from lightning_accept.remote.handover import request_handover
 from lightning_accept.remote.http_probe import longest, probe_back, probe_there
 from lightning_accept.remote.interrupt import Interrupter
@@ -60,14 +61,17 @@ class HttpChannel:
         cafile: Certificates against which the worker's is checked; None for the system's.
     """
 
+    overlaps = True
+
     def __init__(self, url: str, token: str, *, timeout: float = 60.0, cafile: str | None = None) -> None:
         self._interrupter = Interrupter()
-        peer = Peer(url, token, timeout=timeout, cafile=cafile, interrupter=self._interrupter)
-        self._sender = PacketSender(peer)
+        self._sender = PacketSender(
+            lambda: Peer(url, token, timeout=timeout, cafile=cafile, interrupter=self._interrupter)
+        )
 
-    def send(self, packet: Packet) -> Transfer:
+    def send(self, packet: Packet, on_left: Callable[[], None] | None = None) -> Transfer:
         """See :meth:`lightning_accept.pipeline.transport.Channel.send`."""
-        return self._sender.send(packet, pack_packet(packet))
+        return self._sender.send(packet, pack_packet(packet), on_left)
 
     def close(self) -> None:
         """See :meth:`lightning_accept.pipeline.transport.Channel.close`."""
@@ -94,20 +98,17 @@ class HttpWorker:
         self.name = self.address = check_url(url)
         self._interrupter = Interrupter()
 
-        def new_peer(interrupter: Interrupter) -> Peer:
-            return Peer(url, token, timeout=timeout, cafile=cafile, interrupter=interrupter)
+        def new_peer(interrupter: Interrupter | None = None) -> Peer:
+            return Peer(url, token, timeout=timeout, cafile=cafile, interrupter=interrupter or self._interrupter)
 
         # Activations, gradients and step requests are sent by threads of their own.
-        self._sending = {kind: PacketSender(new_peer(self._interrupter)) for kind in ("down", "up", "step")}
-        self._receiving: dict[Direction, Peer] = {
-            "up": new_peer(self._interrupter),
-            "down": new_peer(self._interrupter),
-        }
-        self._polling = new_peer(self._interrupter)
-        self._control = new_peer(self._interrupter)
+        self._sending = {kind: PacketSender(new_peer) for kind in ("down", "up", "step")}
+        self._receiving: dict[Direction, Fetcher] = {"up": Fetcher(new_peer, "up"), "down": Fetcher(new_peer, "down")}
+        self._polling = new_peer()
+        self._control = new_peer()
         self._control_lock = threading.Lock()
         # Measuring takes long, and the figures may be wanted meanwhile.
-        self._measuring = new_peer(self._interrupter)
+        self._measuring = new_peer()
         self._measuring_lock = threading.Lock()
         # Works after close() too.
         self._farewell = new_peer(Interrupter())
@@ -208,11 +209,11 @@ class HttpWorker:
         except WireError as error:
             raise PipelineError(f"worker {self.name}, {what}: {error}") from error
 
-    def send(self, packet: Packet) -> Transfer:
+    def send(self, packet: Packet, on_left: Callable[[], None] | None = None) -> Transfer:
         """See :meth:`lightning_accept.pipeline.transport.Channel.send`."""
         body = pack_packet(packet)
         self._check_size(describe(packet), body)
-        return self._sending["step" if packet.kind == "step" else packet.direction].send(packet, body)
+        return self._sending["step" if packet.kind == "step" else packet.direction].send(packet, body, on_left)
 
     def receive(self, direction: Direction, timeout: float) -> Packet | None:
         """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.receive`."""
@@ -229,13 +230,8 @@ class HttpWorker:
                 raise TransportError(f"receiving from {self.name} was interrupted")
             wait = min(max(0.0, deadline - time.monotonic()), _LONGEST_POLL)
             try:
-                reply = self._receiving[direction].request(
-                    "GET",
-                    f"{run_path(self._run)}/outbox/{direction}",
-                    f"the packets that go {direction}",
-                    query={"term": str(term), "after": str(after), "wait": f"{wait:.3f}"},
-                    wait=wait,
-                )
+                assert term is not None
+                reply = self._receiving[direction].fetch(self._run, term, after, wait)
             except WrongTerm:
                 with self._terms:
                     if self._next_term == term:
@@ -311,7 +307,9 @@ class HttpWorker:
             self._terms.notify_all()
         for sender in self._sending.values():
             sender.close()
-        for peer in (*self._receiving.values(), self._polling, self._control, self._measuring):
+        for fetcher in self._receiving.values():
+            fetcher.close()
+        for peer in (self._polling, self._control, self._measuring):
             peer.close()
 
     def release(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +16,10 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 
 _BLOCK = 256 * 1024
 """Bytes per write. The socket's timeout holds for one write, so a slow link only has to manage this much in time."""
+
+
+UNSENT = 16 * 1024
+"""Bytes that may wait in this device's own queue, so that what was written has nearly all left."""
 
 
 class Interrupter:
@@ -56,6 +61,14 @@ def _shut(connection: socket.socket) -> None:
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
+def shorten_queue(connection: Any) -> None:
+    """Let few bytes wait in the socket's own queue, where the system can do that."""
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS
+    if option is not None:
+        with suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, option, UNSENT)
+
+
 def new_session(interrupter: Interrupter) -> requests.Session:
     """A session that ignores proxies, netrc and CA settings of the environment and heeds ``interrupter``."""
     session = requests.Session()
@@ -78,11 +91,13 @@ class _Adapter(HTTPAdapter):
         class Plain(HTTPConnection):
             def connect(self) -> None:
                 super().connect()
+                shorten_queue(self.sock)
                 interrupter.watch(self.sock)
 
         class Secure(HTTPSConnection):
             def connect(self) -> None:
                 super().connect()
+                shorten_queue(self.sock)
                 interrupter.watch(self.sock)
 
         class PlainPool(HTTPConnectionPool):
@@ -97,11 +112,17 @@ class _Adapter(HTTPAdapter):
 
 
 class Upload:
-    """A request body that is written block by block."""
+    """A request body that is written block by block.
 
-    def __init__(self, body: bytes) -> None:
+    Args:
+        body: The body.
+        on_left: Called when all of it was handed to the network.
+    """
+
+    def __init__(self, body: bytes, on_left: Callable[[], None] | None = None) -> None:
         self._view = memoryview(body)
         self._position = 0
+        self._on_left = on_left
 
     def __len__(self) -> int:
         return len(self._view)
@@ -111,6 +132,8 @@ class Upload:
         end = len(self._view) if size < 0 else self._position + size
         block = self._view[self._position : end]
         self._position += len(block)
+        if not block and self._on_left is not None:
+            self._on_left()  # the next block is asked for when the one before is written
         return block
 
     def __iter__(self) -> Upload:

@@ -126,6 +126,8 @@ class MemoryCluster:
 class MemoryChannel:
     """A channel from a worker or the central node to a worker of the cluster, with whatever disturbs its packets."""
 
+    overlaps = True
+
     def __init__(self, cluster: MemoryCluster, source: str | None, address: str) -> None:
         self._cluster = cluster
         self._source = source
@@ -133,8 +135,10 @@ class MemoryChannel:
         self._closed = threading.Event()
         self._late: list[Packet] = []
 
-    def send(self, packet: Packet) -> Transfer | None:
+    def send(self, packet: Packet, on_left: Callable[[], None] | None = None) -> Transfer | None:
         """See :meth:`lightning_accept.pipeline.transport.Channel.send`."""
+        if on_left is not None:
+            on_left()
         cluster = self._cluster
         disturbance = _suffer(cluster, packet, self._closed)
         if cluster.through_wire:
@@ -184,7 +188,7 @@ class _DisturbedOutbox(Outbox):
         self._cluster = cluster
         self._interrupted = threading.Event()
 
-    def send(self, packet: Packet) -> None:
+    def send(self, packet: Packet, on_left: Callable[[], None] | None = None) -> None:
         _suffer(self._cluster, packet, self._interrupted)
         super().send(packet)
 
@@ -360,10 +364,10 @@ class MemoryWorker:
         self._cluster.worker_at(address)._check()
         return self._cluster.speed(self.address, address)
 
-    def send(self, packet: Packet) -> Transfer | None:
+    def send(self, packet: Packet, on_left: Callable[[], None] | None = None) -> Transfer | None:
         """See :meth:`lightning_accept.pipeline.transport.Channel.send`."""
         self._check()
-        return self._sending.send(packet)
+        return self._sending.send(packet, on_left)
 
     def receive(self, direction: Direction, timeout: float) -> Packet | None:
         """See :meth:`lightning_accept.pipeline.transport.WorkerHandle.receive`."""

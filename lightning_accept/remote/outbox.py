@@ -17,6 +17,8 @@ class Outbox:
     lost reply costs nothing but a repetition.
     """
 
+    overlaps = False
+
     def __init__(self, max_items: int = 16, max_bytes: int = 64 * 2**20) -> None:
         """Hold at most ``max_items`` items and ``max_bytes`` bytes; one item of any size is always taken."""
         self._max_items = max_items
@@ -28,8 +30,8 @@ class Outbox:
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
 
-    def send(self, packet: Packet) -> None:
-        """Add ``packet``; block while there is no room.
+    def send(self, packet: Packet, on_left: Callable[[], None] | None = None) -> None:
+        """Add ``packet``; block while there is no room. It has left when it is added.
 
         Raises:
             TransportError: If the outbox is closed.
@@ -51,20 +53,29 @@ class Outbox:
         for listener in self._listeners:
             listener()
 
-    def peek(self, after: int) -> tuple[int, bytes] | None:
-        """Drop all items up to number ``after`` and return the next with its number, or None if there is none yet.
+    def peek(self, after: int, received: int | None = None) -> tuple[int, bytes] | None:
+        """The item after number ``after``, with its number, or None if there is none yet.
+
+        Args:
+            after: Number of an item that was handed out, or 0.
+            received: All up to this number have arrived and are dropped; by default all up to ``after``. Requests may
+                overtake each other, so it may be less than was said before.
 
         Raises:
-            ValueError: If ``after`` lies outside what was handed out.
+            ValueError: If a number lies outside what was handed out and not yet dropped.
         """
+        received = after if received is None else received
         with self._changed:
-            if not self._acknowledged <= after <= self._acknowledged + len(self._items):
-                raise ValueError(f"item {after} cannot be acknowledged after item {self._acknowledged}")
-            while self._acknowledged < after:
+            if not (received <= after and self._acknowledged <= after <= self._acknowledged + len(self._items)):
+                raise ValueError(
+                    f"item {after} cannot be acknowledged, nor {received} received, after item {self._acknowledged}"
+                )
+            while self._acknowledged < received:
                 self._bytes -= len(self._items.popleft())
                 self._acknowledged += 1
             self._changed.notify_all()
-            return (after + 1, self._items[0]) if self._items else None
+            ahead = after - self._acknowledged
+            return (after + 1, self._items[ahead]) if ahead < len(self._items) else None
 
     def fetch(self, after: int, timeout: float) -> tuple[int, bytes] | None:
         """As :meth:`peek`, but wait up to ``timeout`` seconds for an item."""

@@ -1,46 +1,62 @@
-"""Sends packets to one worker and tells how long each was on the link."""
+"""Sends packets to one worker and tells how fast the link is."""
 
 from __future__ import annotations
 
 import math
+import queue
+from collections.abc import Callable
 from urllib.parse import quote
 
 from lightning_accept.pipeline.messages import Packet, Transfer
 from lightning_accept.remote.peer import Peer, Reply
-from lightning_accept.remote.wire import WAITED_HEADER
+from lightning_accept.remote.wire import PASSED_HEADER
 
 _EMPTY_MESSAGES = 3
+_CONNECTIONS = 2
 
 
 class PacketSender:
-    """Sends packets through ``peer``; used by one thread at a time."""
+    """Sends packets over two connections, so that the next one may leave before the last one is answered.
 
-    def __init__(self, peer: Peer) -> None:
-        self._peer = peer
+    Args:
+        make_peer: Makes what sends over one connection at a time.
+    """
+
+    def __init__(self, make_peer: Callable[[], Peer]) -> None:
+        self._peers = [make_peer() for _ in range(_CONNECTIONS)]
+        # The one used last comes first: its connection is warm.
+        self._idle: queue.LifoQueue[Peer] = queue.LifoQueue()
+        for peer in self._peers:
+            self._idle.put(peer)
         self._round_trip: float | None = None
 
-    def send(self, packet: Packet, body: bytes) -> Transfer:
-        """Send ``packet``, packed as ``body``; return once the worker has taken it.
+    def send(self, packet: Packet, body: bytes, on_left: Callable[[], None] | None = None) -> Transfer:
+        """Send ``packet``, packed as ``body``; return once the worker has taken it. From two threads at most.
 
         Before the first one, empty messages open the connection and tell the round trip.
+
+        Returns:
+            What the receiver has counted since the last answer, this packet's bytes but for its first ones included.
 
         Raises:
             PipelineError: As :meth:`Peer.request`.
         """
         what = describe(packet)
-        if self._round_trip is None:
-            self._round_trip = min(self._empty(packet.run, what) for _ in range(_EMPTY_MESSAGES))
-        reply = self._peer.request("POST", f"{run_path(packet.run)}/packets", what, body=body)
-        seconds = max(0.0, reply.seconds - _waited(reply))
-        self._round_trip = min(self._round_trip, seconds)
-        return Transfer(len(body), seconds, self._round_trip)
+        peer = self._idle.get()
+        try:
+            if self._round_trip is None:
+                self._round_trip = min(_empty(peer, packet.run, what) for _ in range(_EMPTY_MESSAGES))
+            reply = peer.request("POST", f"{run_path(packet.run)}/packets", what, body=body, on_left=on_left)
+        finally:
+            self._idle.put(peer)
+        round_trip = self._round_trip = min(self._round_trip, reply.seconds)
+        nbytes, seconds = _passed(reply)
+        return Transfer(nbytes, seconds + round_trip, round_trip)
 
     def close(self) -> None:
         """As :meth:`Peer.close`."""
-        self._peer.close()
-
-    def _empty(self, run: str, what: str) -> float:
-        return self._peer.request("GET", f"{run_path(run)}/probe", what, query={"bytes": "0"}).seconds
+        for peer in self._peers:
+            peer.close()
 
 
 def describe(packet: Packet) -> str:
@@ -53,10 +69,15 @@ def run_path(run: str) -> str:
     return f"/runs/{quote(run, safe='')}"
 
 
-def _waited(reply: Reply) -> float:
-    """Seconds for which the worker had the whole packet but no room for it."""
+def _empty(peer: Peer, run: str, what: str) -> float:
+    return peer.request("GET", f"{run_path(run)}/probe", what, query={"bytes": "0"}).seconds
+
+
+def _passed(reply: Reply) -> tuple[int, float]:
+    """Bytes and seconds that the receiver tells; none where it tells nothing that makes sense."""
     try:
-        seconds = float(reply.headers.get(WAITED_HEADER, "0"))
+        count, time = reply.headers.get(PASSED_HEADER, "0 0").split()
+        nbytes, seconds = int(count), float(time)
     except ValueError:
-        return 0.0
-    return seconds if 0 <= seconds < math.inf else 0.0
+        return 0, 0.0
+    return (nbytes, seconds) if nbytes >= 0 and 0 <= seconds < math.inf else (0, 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,8 @@ class Peer:
         body: bytes = b"",
         wait: float = 0.0,
         timeout: float | None = None,
+        on_left: Callable[[], None] | None = None,
+        on_head: Callable[[int, int | None], None] | None = None,
     ) -> Reply:
         """Send a request that may safely arrive twice, and return the successful reply.
 
@@ -125,6 +127,8 @@ class Peer:
             body: The body.
             wait: Seconds that the worker is asked to wait before it replies.
             timeout: Overrides the peer's own.
+            on_left: Called, at every attempt, when the whole body has been handed to the network.
+            on_head: Called, at every attempt, with the reply's status and declared length before its body is read.
 
         Raises:
             TransportError: If no reply came within the deadline, the run has lost the worker, or this peer was closed.
@@ -142,7 +146,7 @@ class Peer:
                 raise TransportError(f"{what}: the connection to {self.url} was closed from this side")
             retry_after, problem, waited = None, "", 0.0
             try:
-                reply = self._attempt(method, path, query, body, wait + reply_timeout)
+                reply = self._attempt(method, path, query, body, wait + reply_timeout, on_left, on_head)
             except requests.exceptions.SSLError as error:
                 if self._interrupter.interrupted:
                     continue
@@ -177,18 +181,30 @@ class Peer:
         """Close the connections that are not in use."""
         self._session.close()
 
-    def _attempt(self, method: str, path: str, query: Query | None, body: bytes, read_timeout: float) -> Reply:
+    def _attempt(
+        self,
+        method: str,
+        path: str,
+        query: Query | None,
+        body: bytes,
+        read_timeout: float,
+        on_left: Callable[[], None] | None,
+        on_head: Callable[[int, int | None], None] | None,
+    ) -> Reply:
         started = time.perf_counter()
         with self._session.request(
             method,
             self.url + path,
             params=query,
-            data=Upload(body) if body else None,  # type: ignore[arg-type]
+            data=Upload(body, on_left) if body else None,  # type: ignore[arg-type]
             timeout=(_CONNECT_TIMEOUT, read_timeout),
             verify=self._verify,
             allow_redirects=False,
             stream=True,
         ) as response:
+            if on_head is not None:
+                length = response.headers.get("Content-Length", "")
+                on_head(response.status_code, int(length) if length.isdigit() else None)
             content, transfer = _read(response)
             return Reply(response.status_code, response.headers, content, time.perf_counter() - started, transfer)
 

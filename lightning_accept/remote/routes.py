@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import re
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from lightning_accept.remote.body import drop_body, read_body
 from lightning_accept.remote.facts import facts
 from lightning_accept.remote.frames import load_json
 from lightning_accept.remote.handover import read_request
+from lightning_accept.remote.interrupt import UNSENT, shorten_queue
 from lightning_accept.remote.probe import LARGEST_PROBE, LONGEST_PROBE, filler
 from lightning_accept.remote.refusal import Refusal, failed
 from lightning_accept.remote.tenancy import Tenancy, Tenant
@@ -35,7 +35,7 @@ from lightning_accept.remote.tokens import bears
 from lightning_accept.remote.wire import (
     FRAME_TYPE,
     ITEM_HEADER,
-    WAITED_HEADER,
+    PASSED_HEADER,
     WireError,
     fault_to_json,
     pack_state,
@@ -190,11 +190,12 @@ class Service:
 
     async def _packets(self, request: web.Request) -> web.StreamResponse:
         tenant = self._tenant(request)
-        body = await read_body(request, self.max_body, self.body_patience)
-        complete = time.perf_counter()
+        inflow = tenant.inflow(request.remote or "")
+        body = await read_body(request, self.max_body, self.body_patience, inflow)
+        nbytes, seconds = inflow.take()
         packet = await self.tenancy.blocking(unpack_packet, body)
         await self.tenancy.deliver(tenant, packet)
-        return web.json_response({}, headers={WAITED_HEADER: f"{time.perf_counter() - complete:.6f}"})
+        return web.json_response({}, headers={PASSED_HEADER: f"{nbytes} {seconds:.6f}"})
 
     async def _profile(self, request: web.Request) -> web.StreamResponse:
         tenant = self._tenant(request)
@@ -232,12 +233,13 @@ class Service:
     async def _outbox(self, request: web.Request) -> web.StreamResponse:
         tenant = self._tenant(request)
         direction: Direction = "down" if request.match_info["direction"] == "down" else "up"
-        term, after = _whole(request, "term"), _whole(request, "after")
-        item = await self.tenancy.fetch(tenant, direction, term, after, _wait(request, MAX_WAIT))
+        term, after, received = (_whole(request, name) for name in ("term", "after", "received"))
+        item = await self.tenancy.fetch(tenant, direction, term, after, received, _wait(request, MAX_WAIT))
         if item is None:
             return web.Response(status=204)
         number, frame = item
-        return await _send_frame(request, frame, {ITEM_HEADER: str(number)})
+        async with tenant.writing[direction]:
+            return await _send_frame(request, frame, {ITEM_HEADER: str(number)})
 
     async def _state(self, request: web.Request) -> web.StreamResponse:
         state = await self.tenancy.state(self._tenant(request), _wait(request, _MAX_STATE_WAIT))
@@ -270,6 +272,7 @@ def _unauthorised(header: str | None) -> Refusal:
 async def _send_frame(request: web.Request, frame: bytes, headers: dict[str, str]) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": FRAME_TYPE, **headers})
     response.content_length = len(frame)
+    _shorten(request)
     await response.prepare(request)
     view = memoryview(frame)
     # In slices, so that the socket's buffer never holds a second copy of the whole.
@@ -277,6 +280,14 @@ async def _send_frame(request: web.Request, frame: bytes, headers: dict[str, str
         await response.write(view[start : start + _SLICE])
     await response.write_eof()
     return response
+
+
+def _shorten(request: web.Request) -> None:
+    """Let little wait in this device's own queues, so that what was written has nearly all left."""
+    transport = request.transport
+    if transport is not None:
+        transport.set_write_buffer_limits(high=UNSENT)
+        shorten_queue(transport.get_extra_info("socket"))
 
 
 def _whole(request: web.Request, name: str) -> int:

@@ -33,6 +33,7 @@ from lightning_accept.pipeline.messages import (
 )
 from lightning_accept.pipeline.transport import Channel, StageHost
 from lightning_accept.remote.handover import HANDOVER_SECONDS, Kept, Source, take_over
+from lightning_accept.remote.inflow import Inflow
 from lightning_accept.remote.outbox import Outbox
 from lightning_accept.remote.refusal import Refusal, failed
 from lightning_accept.remote.tokens import check_token
@@ -88,6 +89,15 @@ class Tenant:
     sources: set[Source] = field(default_factory=set)
     fetched: int = 0
     """Bytes that the last deployment took from other workers."""
+    inflows: dict[str, Inflow] = field(default_factory=dict)
+    writing: dict[Direction, asyncio.Lock] = field(
+        default_factory=lambda: {"up": asyncio.Lock(), "down": asyncio.Lock()}
+    )
+    """Held while an outbox item is written, so that the next one does not share the link with it."""
+
+    def inflow(self, address: str) -> Inflow:
+        """What counts the bytes that come from one network address."""
+        return self.inflows.setdefault(address, Inflow())
 
     def close(self) -> None:
         """Drop the stage; blocks until its threads have ended."""
@@ -405,13 +415,13 @@ class Tenancy:
         return tenant.host
 
     async def fetch(
-        self, tenant: Tenant, direction: Direction, term: int, after: int, wait: float
+        self, tenant: Tenant, direction: Direction, term: int, after: int, received: int, wait: float
     ) -> tuple[int, bytes] | None:
         """The frame after number ``after`` for the central node; None if there is none within ``wait`` seconds.
 
         Raises:
             WrongTerm: If ``term`` is not the deployed one, or no longer.
-            Refusal: 400 if ``after`` was never handed out.
+            Refusal: 400 if ``after`` or ``received`` was never handed out; see :meth:`Outbox.peek`.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
@@ -432,7 +442,7 @@ class Tenancy:
                     raise WrongTerm(f"term {term} was asked for, term {tenant.term} is deployed")
                 arrived.clear()
                 try:
-                    item = outbox.peek(after)
+                    item = outbox.peek(after, received)
                 except ValueError as error:
                     raise Refusal(400, "after", str(error)) from error
                 remaining = deadline - loop.time()

@@ -18,8 +18,8 @@ from lightning_accept.remote.frames import Buffer, WireError, load_json, pack_fr
 __all__ = [
     "FRAME_TYPE",
     "ITEM_HEADER",
+    "PASSED_HEADER",
     "PROTOCOL",
-    "WAITED_HEADER",
     "WireError",
     "fault_from_json",
     "fault_to_json",
@@ -44,8 +44,8 @@ FRAME_TYPE = "application/x-safetensors"
 ITEM_HEADER = "X-Accept-Item"
 """Header of a reply that holds the number of an outbox item."""
 
-WAITED_HEADER = "X-Accept-Waited"
-"""Header of a reply that holds the seconds from the request's last byte to the reply's first."""
+PASSED_HEADER = "X-Accept-Passed"
+"""Header of a packet's reply: bytes that came in from the sender's device since the last such reply, and seconds."""
 
 _KINDS = frozenset(get_args(Kind))
 _MAX_COUNT = 2**62

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from lightning_accept.partition.forecast import make_forecast, whole_batch
@@ -85,6 +87,17 @@ def test_a_device_that_slows_the_chain_is_left_out_when_allowed() -> None:
     slow = make_forecast({1: problem((1.0, 1.0, 0.05), may_leave_out=True)})
     assert slow.workers == [0]
     assert "d2 left out" in slow.describe([f"layer{number}" for number in range(6)])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_leaving_out_never_makes_the_expected_period_longer(seed: int) -> None:
+    """The busiest part of a chain of two may be less busy, and yet the chain of three be faster in the simulation."""
+    chance = random.Random(seed)
+    speeds = tuple(chance.choice((0.3, 0.5, 0.7, 1.0)) for _ in range(3))
+    seconds = chance.choice((0.1, 0.3, 0.6))
+    link = Link(8e3 / seconds, 8e3 / seconds, 0.05, 0.05)
+    allowed = make_forecast({1: problem(speeds, link, may_leave_out=True)})
+    assert allowed.period <= make_forecast({1: problem(speeds, link)}).period
 
 
 def test_one_worker_has_a_stage_even_if_the_central_node_is_faster_alone() -> None:

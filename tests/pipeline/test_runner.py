@@ -28,6 +28,8 @@ from lightning_accept.pipeline.runner import StageRunner, build_stage
 
 
 class Link:
+    overlaps = False
+
     def __init__(self) -> None:
         self.packets: queue.SimpleQueue[Packet] = queue.SimpleQueue()
         self.gate = threading.Event()
@@ -35,7 +37,7 @@ class Link:
         self.error: Exception | None = None
         self.transfer: Transfer | None = None
 
-    def send(self, packet: Packet) -> Transfer | None:
+    def send(self, packet: Packet, on_left: Any = None) -> Transfer | None:
         self.gate.wait(30)
         if self.error is not None:
             raise self.error
@@ -216,6 +218,15 @@ def test_a_full_queue_is_back_pressure_for_forwards_only(bench: Any) -> None:
     b.down.next()
     b.runner.state(30.0)
     b.deliver("forward", limit)  # what was refused can come again
+
+
+def test_what_comes_next_is_taken_though_later_packets_have_filled_the_queue(bench: Any) -> None:
+    b = bench(start=False)
+    for job in range(1, b.runner._queue_limit + 1):
+        b.deliver("forward", job)
+    b.deliver("forward", 0)
+    b.runner.start()
+    assert [b.down.next().job for _ in range(2)] == [0, 1]
 
 
 def test_evaluation_uses_the_newest_weights_between_training_jobs(bench: Any) -> None:

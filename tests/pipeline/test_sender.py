@@ -20,13 +20,15 @@ from lightning_accept.pipeline.sender import Outgoing, Sender, describe
 class Link:
     """A channel that keeps what it is given."""
 
+    overlaps = False
+
     def __init__(self) -> None:
         self.packets: queue.SimpleQueue[Packet] = queue.SimpleQueue()
         self.error: Exception | None = None
         self.closed = threading.Event()
         self.transfer: Transfer | None = None
 
-    def send(self, packet: Packet) -> Transfer | None:
+    def send(self, packet: Packet, on_left: Any = None) -> Transfer | None:
         if self.error is not None:
             raise self.error
         self.packets.put(packet)
@@ -42,8 +44,8 @@ class Link:
 class Ends:
     """A link, its sender, and what the sender reports."""
 
-    def __init__(self, codec: Any) -> None:
-        self.link = Link()
+    def __init__(self, codec: Any, link: Link | None = None, overlap: bool = False) -> None:
+        self.link = Link() if link is None else link
         self.log = EventLog()
         self.errors: queue.SimpleQueue[tuple[str, BaseException]] = queue.SimpleQueue()
         self.sender = Sender(
@@ -55,6 +57,7 @@ class Ends:
             term=3,
             recorder=StageRecorder(self.log, 0, 3),
             peer=1,
+            overlap=overlap,
             on_error=lambda doing, error: self.errors.put((doing, error)),
         )
         self.sender.start()
@@ -145,6 +148,101 @@ def test_an_error_is_reported_once_and_ends_the_thread(ends: Any) -> None:
     assert error is pair.link.error
     pair.sender.close()
     assert pair.errors.empty()
+
+
+class Overlapping(Link):
+    """Packets that leave, and are answered, when the test says so."""
+
+    overlaps = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: dict[tuple[str, int], tuple[threading.Event, threading.Event]] = {}
+        self.lock = threading.Lock()
+
+    def of(self, kind: str, job: int) -> tuple[threading.Event, threading.Event]:
+        with self.lock:
+            return self.events.setdefault((kind, job), (threading.Event(), threading.Event()))
+
+    def send(self, packet: Packet, on_left: Any = None) -> Transfer | None:
+        self.packets.put(packet)
+        leave, answer = self.of(packet.kind, packet.job)
+        assert leave.wait(30)
+        on_left()
+        assert answer.wait(30)
+        if self.error is not None:
+            raise self.error
+        return None
+
+    def close(self) -> None:
+        super().close()
+        with self.lock:
+            events = list(self.events.values())
+        for leave, answer in events:
+            leave.set()
+            answer.set()
+
+
+@pytest.fixture
+def overlapping() -> Iterator[Ends]:
+    ends = Ends(Raw(), Overlapping(), overlap=True)
+    yield ends
+    ends.sender.close()
+
+
+def put(ends: Ends, job: int, kind: Any = "forward") -> None:
+    ends.sender.put(Outgoing(kind, job, {"batch": job}, [torch.ones(4)]))
+
+
+def test_the_next_packet_leaves_before_the_answer(overlapping: Ends) -> None:
+    link: Any = overlapping.link
+    for job in range(3):
+        put(overlapping, job)
+    assert link.next().job == 0
+    assert link.packets.empty()  # nothing follows before all of it has left
+    link.of("forward", 0)[0].set()
+    assert link.next().job == 1
+    link.of("forward", 1)[0].set()
+    link.of("forward", 1)[1].set()
+    # The first one's answer is still to come, and no third packet leaves before it.
+    for event in link.of("forward", 2):
+        event.set()
+    assert link.packets.empty()
+    link.of("forward", 0)[1].set()
+    assert link.next().job == 2
+
+
+def test_what_is_no_training_job_travels_alone(overlapping: Ends) -> None:
+    link: Any = overlapping.link
+    put(overlapping, 0)
+    put(overlapping, 0, "evaluate")
+    put(overlapping, 1)
+    for event in link.of("forward", 1):
+        event.set()
+    assert link.next().kind == "forward"
+    link.of("forward", 0)[0].set()
+    assert link.packets.empty()
+    link.of("forward", 0)[1].set()
+    assert link.next().kind == "evaluate"
+    for event in link.of("evaluate", 0):
+        event.set()
+    assert (link.next().kind, overlapping.errors.empty()) == ("forward", True)
+
+
+def test_of_two_errors_the_first_is_reported_and_nothing_follows(overlapping: Ends) -> None:
+    link: Any = overlapping.link
+    link.error = ConnectionError("gone")
+    for job in range(3):
+        put(overlapping, job)
+    for job in range(2):
+        link.of("forward", job)[0].set()
+        assert link.next().job == job
+    for job in range(2):
+        link.of("forward", job)[1].set()
+    doing, error = overlapping.errors.get(timeout=30)
+    assert "sending of forward of batch" in doing and error is link.error
+    overlapping.sender.close()
+    assert overlapping.errors.empty() and link.packets.empty()
 
 
 class Refusing(Raw):

@@ -38,6 +38,7 @@ class EchoStage:
         self.where = where
         self.taken: list[Packet] = []
         self.refusals: list[Exception] = []
+        self.before_taking: Callable[[], Any] = lambda: None
         self.closed = threading.Event()
         self.fault: Fault | None = None
         self._channels = {"up": upstream, "down": downstream}
@@ -53,6 +54,7 @@ class EchoStage:
             thread.start()
 
     def deliver(self, packet: Packet) -> None:
+        self.before_taking()
         if self.fault is not None:
             raise StageFault(self.fault)
         if self.refusals:

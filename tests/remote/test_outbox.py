@@ -27,6 +27,18 @@ def test_items_are_numbered_and_kept_until_acknowledged(packet: Any) -> None:
             outbox.peek(outside)
 
 
+def test_an_item_that_is_asked_for_ahead_drops_nothing(packet: Any) -> None:
+    outbox = Outbox()
+    for job in range(3):
+        outbox.send(packet(job))
+    assert (outbox.peek(2, received=0) or (0,))[0] == 3
+    assert outbox.peek(3, received=1) is None
+    assert (outbox.peek(1, received=0) or (0,))[0] == 2  # said before the other, but overtaken by it
+    for after, received in ((0, 0), (2, 3), (4, 1)):
+        with pytest.raises(ValueError, match="cannot be acknowledged"):
+            outbox.peek(after, received)
+
+
 @pytest.mark.parametrize("limits", [{"max_items": 2}, {"max_bytes": 2}])
 def test_a_full_outbox_blocks_the_sender_until_items_are_acknowledged(packet: Any, limits: dict[str, int]) -> None:
     outbox = Outbox(**limits)
