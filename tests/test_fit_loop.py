@@ -200,6 +200,8 @@ def test_limit_val_batches_reads_no_further() -> None:
     assert validation.read == [*flow(1, 2), *flow(1, 4)]
 
 
+# Lightning warns once in a process, so not if another test came first.
+@pytest.mark.filterwarnings("ignore:.*returned `None`:UserWarning")
 def test_a_step_that_returns_none_skips_its_update() -> None:
     class Skipping(Model):
         def training_step(self, batch: Tensor, batch_idx: int) -> Any:
@@ -216,6 +218,5 @@ def test_a_step_that_returns_none_skips_its_update() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    with pytest.warns(UserWarning, match="returned `None`"):
-        trainer.fit(module, DataLoader(Numbers(8), 1))
+    trainer.fit(module, DataLoader(Numbers(8), 1))
     assert_trained(module, flow(1, 8))

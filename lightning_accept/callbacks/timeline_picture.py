@@ -84,6 +84,8 @@ def _bar(axes: Any, row: int, height: float, event: Event, begin: float, width: 
     if colour is None:
         return
     left, length = event.start - begin, event.seconds
-    axes.barh(row, length, height, left=left, color=colour, edgecolor="white", linewidth=0.4)
-    if length > _NARROW * width and event.kind != "step":
+    wide = length > _NARROW * width
+    # What is too short for the scale still shows as a line.
+    axes.barh(row, length, height, left=left, color=colour, edgecolor="white" if wide else colour, linewidth=0.4)
+    if wide and event.kind != "step":
         axes.text(left + length / 2, row, str(event.batch), ha="center", va="center", color="white", fontsize="x-small")
