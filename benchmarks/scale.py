@@ -35,6 +35,7 @@ from report import Report
 from tasks import mobilenet
 
 from lightning_accept.graph import Chain, trace
+from lightning_accept.partition.choose import round_trips
 from lightning_accept.partition.forecast import whole_batch
 from lightning_accept.partition.link import Link, Speed
 from lightning_accept.partition.model import Hop, PipelineModel, StageModel
@@ -143,23 +144,11 @@ class Fleet:
 # ----- schedules
 
 
-def round_trips(model: PipelineModel, micro_batches: int) -> list[int]:
-    """For every worker the jobs that pass while one goes on to the end of the chain and comes back."""
-    period = model.least_period(micro_batches) / micro_batches
-    trips: list[int] = []
-    away = model.loss
-    for stage, hop in zip(model.stages[:0:-1], model.hops[:0:-1], strict=True):
-        away += hop.forward + hop.forward_latency + hop.backward + hop.backward_latency
-        away += stage.forward + stage.backward
-        trips.append(max(micro_batches, math.ceil(away / period)))
-    return trips[::-1]
-
-
 def slackened(trips: Sequence[int], slack: float, spare: int, micro_batches: int) -> Schedule:
     """A schedule with the windows that the round trips ask for, and more.
 
     Args:
-        trips: As :func:`round_trips` gives them.
+        trips: As :func:`round_trips` gives them, a batch's jobs at least.
         slack: Jobs that a window is larger, per stage from its own to the last: what waits in front of unequal stages.
         spare: Batches in flight beyond what the windows need.
         micro_batches: Jobs per batch.
@@ -178,7 +167,7 @@ def search(model: PipelineModel, micro_batches: int) -> tuple[Schedule, Simulati
     if len(model.stages) == 1:
         alone = Schedule(1, (), 0, micro_batches)
         return alone, simulate(model, alone)
-    trips = round_trips(model, micro_batches)
+    trips = [max(micro_batches, trip) for trip in round_trips(model, micro_batches)]
     limit = model.least_period(micro_batches) * (1 + TOLERANCE)
 
     def enough(slack: float, spare: int) -> bool:

@@ -9,8 +9,10 @@ import hashlib
 import io
 import os
 import pickle
+import re
 import select
 import struct
+import threading
 import time
 import uuid
 import zipfile
@@ -38,6 +40,50 @@ def _same_start() -> None:
     """Every test starts with one thread and the same random numbers, whichever ran before it."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+class Terminal(io.StringIO):
+    """Keeps what is written, and lets others wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = threading.Condition()
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        with self._changed:
+            count = super().write(text)
+            self._changed.notify_all()
+        return count
+
+    def wait_for(self, text: str, count: int = 1) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.getvalue().count(text) >= count, 30.0), f"{text!r} is not shown"
+
+    @property
+    def screen(self) -> list[str]:
+        """The lines that a terminal would show now."""
+        lines, row, column = [""], 0, 0
+        for part in re.findall(r"\x1b\[A|[\r\n]|[^\r\n\x1b]+", self.getvalue()):
+            if part == "\x1b[A":
+                row -= 1
+            elif part == "\n":
+                row, column = row + 1, 0
+                lines += [""] * (row + 1 - len(lines))
+            elif part == "\r":
+                column = 0
+            else:
+                lines[row] = lines[row][:column].ljust(column) + part + lines[row][column + len(part) :]
+                column += len(part)
+        return [line.rstrip() for line in lines]
+
+
+@pytest.fixture
+def new_terminal() -> type[Terminal]:
+    """Makes terminals that remember what was written."""
+    return Terminal
 
 
 @pytest.fixture(scope="session", autouse=True)

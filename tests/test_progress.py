@@ -16,54 +16,16 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning_accept.progress import SILENT, Activity, ProgressLine
 
 
-class Terminal(io.StringIO):
-    """Keeps what is written, and lets others wait for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._changed = threading.Condition()
-
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        with self._changed:
-            count = super().write(text)
-            self._changed.notify_all()
-        return count
-
-    def wait_for(self, text: str, count: int = 1) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: self.getvalue().count(text) >= count, 30.0), f"{text!r} is not shown"
-
-    @property
-    def screen(self) -> list[str]:
-        """The lines that a terminal would show now."""
-        lines, row, column = [""], 0, 0
-        for part in re.findall(r"\x1b\[A|[\r\n]|[^\r\n\x1b]+", self.getvalue()):
-            if part == "\x1b[A":
-                row -= 1
-            elif part == "\n":
-                row, column = row + 1, 0
-                lines += [""] * (row + 1 - len(lines))
-            elif part == "\r":
-                column = 0
-            else:
-                lines[row] = lines[row][:column].ljust(column) + part + lines[row][column + len(part) :]
-                column += len(part)
-        return [line.rstrip() for line in lines]
-
-
 class File(io.StringIO):
     """A file, or a pipe."""
 
 
-def line_on(terminal: Terminal, **options: Any) -> ProgressLine:
+def line_on(terminal: Any, **options: Any) -> ProgressLine:
     return ProgressLine(**{"stream": terminal, "delay": 0.0, "interval": 0.001, **options})
 
 
-def test_what_is_done_and_how_far_it_is() -> None:
-    terminal = Terminal()
+def test_what_is_done_and_how_far_it_is(new_terminal: Any) -> None:
+    terminal = new_terminal()
     with line_on(terminal).show("deploying", 3) as shown:
         terminal.wait_for("deploying |")
         terminal.wait_for("  0 %")
@@ -87,15 +49,15 @@ def test_parts_one_after_the_other_never_go_backwards() -> None:
     assert activity.state == ("third", 2.5)
 
 
-def test_bytes() -> None:
-    terminal = Terminal()
+def test_bytes(new_terminal: Any) -> None:
+    terminal = new_terminal()
     with line_on(terminal).show("sending", 12_300_000, "B") as shown:
         shown.advance(4_100_000)
         terminal.wait_for("4.10MB of 12.3MB")
 
 
-def test_more_than_all_and_nothing_at_all_are_shown_too() -> None:
-    terminal = Terminal()
+def test_more_than_all_and_nothing_at_all_are_shown_too(new_terminal: Any) -> None:
+    terminal = new_terminal()
     with line_on(terminal).show("much", 2) as shown:
         shown.advance(3)
         terminal.wait_for("100 %")
@@ -103,15 +65,15 @@ def test_more_than_all_and_nothing_at_all_are_shown_too() -> None:
         terminal.wait_for("nothing |")
 
 
-def test_the_line_is_drawn_again_while_nothing_is_told() -> None:
-    terminal = Terminal()
+def test_the_line_is_drawn_again_while_nothing_is_told(new_terminal: Any) -> None:
+    terminal = new_terminal()
     with line_on(terminal).show("gathering", 1):
         terminal.wait_for("gathering |", count=4)
     assert re.search(r"\[00:\d\d<", terminal.getvalue())
 
 
-def test_what_is_over_at_once_is_not_shown() -> None:
-    terminal = Terminal()
+def test_what_is_over_at_once_is_not_shown(new_terminal: Any) -> None:
+    terminal = new_terminal()
     with line_on(terminal, delay=600.0).show("short", 1) as shown:
         shown.update(1.0)
     assert terminal.getvalue() == ""
@@ -128,8 +90,8 @@ def test_nothing_is_written_where_there_is_no_terminal(monkeypatch: pytest.Monke
         assert stream is None or stream.getvalue() == ""
 
 
-def test_nothing_is_written_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
+def test_nothing_is_written_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch, new_terminal: Any) -> None:
+    terminal = new_terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     before = set(threading.enumerate())
     for line in (SILENT, ProgressLine(enabled=False, delay=0.0)):
@@ -139,16 +101,16 @@ def test_nothing_is_written_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPat
     assert terminal.getvalue() == ""
 
 
-def test_standard_error_is_where_it_is_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
+def test_standard_error_is_where_it_is_by_default(monkeypatch: pytest.MonkeyPatch, new_terminal: Any) -> None:
+    terminal = new_terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with ProgressLine(delay=0.0).show("here", 1):
         terminal.wait_for("here |")
 
 
-def test_a_stand_in_for_standard_error_is_seen_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stand_in_for_standard_error_is_seen_through(monkeypatch: pytest.MonkeyPatch, new_terminal: Any) -> None:
     """As long as a rich display runs, standard error is a file that is no terminal and wants whole lines."""
-    terminal, proxy = Terminal(), File()
+    terminal, proxy = new_terminal(), File()
     proxy.rich_proxied_file = terminal  # type: ignore[attr-defined]
     monkeypatch.setattr(sys, "stderr", proxy)
     with ProgressLine(delay=0.0).show("here", 1):
@@ -156,21 +118,21 @@ def test_a_stand_in_for_standard_error_is_seen_through(monkeypatch: pytest.Monke
     assert proxy.getvalue() == ""
 
 
-@pytest.mark.parametrize("stream", [Terminal, File])
-def test_lines_are_said_in_any_case(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = stream()
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_lines_are_said_in_any_case(on_terminal: bool, monkeypatch: pytest.MonkeyPatch, new_terminal: Any) -> None:
+    errors = new_terminal() if on_terminal else File()
     monkeypatch.setattr(sys, "stderr", errors)
     with ProgressLine(delay=0.0, interval=0.001).show("profiling", 1) as shown:
-        if stream is Terminal:
+        if on_terminal:
             errors.wait_for("profiling |")
         shown.say("no luck")
     assert "no luck\n" in errors.getvalue()
-    if stream is Terminal:
+    if on_terminal:
         assert errors.screen == ["no luck", ""]
 
 
-def test_room_is_made_only_while_something_is_shown() -> None:
-    terminal = Terminal()
+def test_room_is_made_only_while_something_is_shown(new_terminal: Any) -> None:
+    terminal = new_terminal()
     events: list[str] = []
 
     @contextmanager
@@ -187,17 +149,17 @@ def test_room_is_made_only_while_something_is_shown() -> None:
     assert events == ["in ''", "out ['']"]
 
 
-def test_the_line_is_gone_after_an_error_and_an_interrupt() -> None:
+def test_the_line_is_gone_after_an_error_and_an_interrupt(new_terminal: Any) -> None:
     for error in (ValueError, KeyboardInterrupt):
-        terminal = Terminal()
+        terminal = new_terminal()
         with pytest.raises(error), line_on(terminal).show("moving", 1):
             terminal.wait_for("moving |")
             raise error
         assert terminal.screen == [""]
 
 
-def test_lightnings_bars_stay_as_they_are() -> None:
-    terminal = Terminal()
+def test_lightnings_bars_stay_as_they_are(new_terminal: Any) -> None:
+    terminal = new_terminal()
     bars = [Tqdm(desc=name, total=4, position=place, file=terminal) for place, name in enumerate(("Epoch 0", "Valid"))]
     before = terminal.screen
     assert [line.split(":")[0] for line in before] == ["Epoch 0", "Valid"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import sys
-import threading
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -23,27 +21,6 @@ from lightning_accept.progress_bars import progress_line
 from lightning_accept.remote.memory import MemoryCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
-
-
-class Terminal(io.StringIO):
-    """Keeps what is written, and lets others wait for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._changed = threading.Condition()
-
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        with self._changed:
-            count = super().write(text)
-            self._changed.notify_all()
-        return count
-
-    def wait_for(self, text: str) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: text in self.getvalue(), 30.0), f"{text!r} is not shown"
 
 
 class Module(L.LightningModule):
@@ -73,9 +50,9 @@ def test_no_bar_no_line() -> None:
     assert progress_line(make_trainer(callbacks=[TQDMProgressBar()])) is not SILENT
 
 
-def make_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def make_terminal(monkeypatch: pytest.MonkeyPatch, new_terminal: Any) -> Any:
     """Standard error; lines are drawn at once and often."""
-    terminal = Terminal()
+    terminal = new_terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr("lightning_accept.progress_bars.ProgressLine", partial(ProgressLine, delay=0.0, interval=0.001))
     return terminal
@@ -99,9 +76,9 @@ def slowed(cluster: MemoryCluster, wait_for: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_deploying_and_gathering_are_shown_while_training(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], new_terminal: Any
 ) -> None:
-    terminal, cluster = make_terminal(monkeypatch), MemoryCluster(2, build_stage)
+    terminal, cluster = make_terminal(monkeypatch, new_terminal), MemoryCluster(2, build_stage)
     slowed(cluster, terminal.wait_for, monkeypatch)
     trainer = make_trainer(cluster, callbacks=[TQDMProgressBar()])
     trainer.fit(Module(), DataLoader(TensorDataset(torch.randn(8, 4)), 4))
@@ -109,8 +86,8 @@ def test_deploying_and_gathering_are_shown_while_training(
     assert "Epoch" not in terminal.getvalue()
 
 
-def test_without_lightnings_bar_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal, cluster = make_terminal(monkeypatch), MemoryCluster(2, build_stage)
+def test_without_lightnings_bar_nothing_is_shown(monkeypatch: pytest.MonkeyPatch, new_terminal: Any) -> None:
+    terminal, cluster = make_terminal(monkeypatch, new_terminal), MemoryCluster(2, build_stage)
     slowed(cluster, lambda text: None, monkeypatch)
     trainer = make_trainer(cluster, enable_progress_bar=False)
     trainer.fit(Module(), DataLoader(TensorDataset(torch.randn(8, 4)), 4))
@@ -121,7 +98,7 @@ def test_without_lightnings_bar_nothing_is_shown(monkeypatch: pytest.MonkeyPatch
 class Display:
     """What of rich's Live is used: wiped out when it stops if it is transient, else left where it is."""
 
-    def __init__(self, terminal: Terminal, started: bool) -> None:
+    def __init__(self, terminal: Any, started: bool) -> None:
         self.terminal, self.is_started, self.transient = terminal, started, False
 
     def stop(self) -> None:
@@ -134,8 +111,8 @@ class Display:
 
 
 @pytest.mark.parametrize("running", [True, False])
-def test_a_rich_bar_pauses_meanwhile(monkeypatch: pytest.MonkeyPatch, running: bool) -> None:
-    terminal = make_terminal(monkeypatch)
+def test_a_rich_bar_pauses_meanwhile(monkeypatch: pytest.MonkeyPatch, running: bool, new_terminal: Any) -> None:
+    terminal = make_terminal(monkeypatch, new_terminal)
     display = Display(terminal, running)
     trainer: Any = SimpleNamespace(progress_bar_callback=SimpleNamespace(progress=SimpleNamespace(live=display)))
     with progress_line(trainer).show("moving", 1):
@@ -149,8 +126,8 @@ def test_a_rich_bar_pauses_meanwhile(monkeypatch: pytest.MonkeyPatch, running: b
         assert written.endswith("<started, refresh: True>")
 
 
-def test_a_rich_bar_that_has_not_begun_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = make_terminal(monkeypatch)
+def test_a_rich_bar_that_has_not_begun_is_left_alone(monkeypatch: pytest.MonkeyPatch, new_terminal: Any) -> None:
+    terminal = make_terminal(monkeypatch, new_terminal)
     trainer: Any = SimpleNamespace(progress_bar_callback=SimpleNamespace(progress=None))
     with progress_line(trainer).show("moving", 1):
         terminal.wait_for("moving |")

@@ -60,10 +60,7 @@ def choose_schedule(
     Raises:
         ValueError: If ``max_in_flight`` is below 1 or ``min_in_flight``.
     """
-    if max_in_flight < 1:
-        raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
-    if not 1 <= min_in_flight <= max_in_flight:
-        raise ValueError(f"min_in_flight must be in 1..{max_in_flight} (max_in_flight), not {min_in_flight}")
+    _check_depths(min_in_flight, max_in_flight)
     workers = len(model.stages) - 1
     trade = []
     fastest = float("inf")
@@ -95,12 +92,11 @@ def choose_micro_batches(
         the depth from which nothing can be better.
 
     Raises:
-        ValueError: If there are no models, or ``max_in_flight`` is below 1.
+        ValueError: If there are no models, or ``max_in_flight`` is below 1 or ``min_in_flight``.
     """
     if not models:
         raise ValueError("no number of micro-batches to choose from")
-    if max_in_flight < 1:
-        raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
+    _check_depths(min_in_flight, max_in_flight)
     least = min(model.least_period(micro_batches) for micro_batches, model in models.items())
     trade: list[Candidate] = []
     for in_flight in range(min_in_flight, max_in_flight + 1):
@@ -113,6 +109,13 @@ def choose_micro_batches(
     able = [candidate for candidate in trade if candidate.period <= limit]
     chosen = min(able, key=lambda candidate: _staleness(candidate.schedule))
     return Choice(chosen.schedule, chosen.period, tuple(trade))
+
+
+def _check_depths(min_in_flight: int, max_in_flight: int) -> None:
+    if max_in_flight < 1:
+        raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
+    if not 1 <= min_in_flight <= max_in_flight:
+        raise ValueError(f"min_in_flight must be in 1..{max_in_flight} (max_in_flight), not {min_in_flight}")
 
 
 def _staleness(schedule: Schedule) -> tuple[int, int]:
@@ -171,7 +174,7 @@ def _starts(model: PipelineModel, default: Schedule) -> Iterator[Schedule]:
     if default.synchronous:
         yield default
         return
-    trips = _round_trips(model, default.micro_batches)
+    trips = round_trips(model, default.micro_batches)
     options = [default.windows]
     for spare in (0, 1):
         clipped = [max(default.micro_batches, min(trip + spare, default.largest_window)) for trip in trips]
@@ -181,7 +184,7 @@ def _starts(model: PipelineModel, default: Schedule) -> Iterator[Schedule]:
             yield Schedule(default.in_flight, windows, lag, default.micro_batches)
 
 
-def _round_trips(model: PipelineModel, micro_batches: int) -> list[int]:
+def round_trips(model: PipelineModel, micro_batches: int) -> list[int]:
     """For every worker the window below which the ideal period is out of reach.
 
     A window of jobs passes in the time that one forward needs over the rest of the chain and back, through its

@@ -130,9 +130,8 @@ class StageRunner:
             self._check()
             if packet.job in self._seen.setdefault(packet.kind, set()):
                 return
-            full = self._waiting_jobs() >= self._queue_limit
             # What comes next is always taken: later packets may have overtaken it and filled the queue.
-            if packet.kind in ("forward", "evaluate") and full and not self._is_next(key):
+            if packet.kind in ("forward", "evaluate") and self._is_full() and not self._is_next(key):
                 raise QueueFull
         tensors = self._decode(packet)
         with self._lock:
@@ -343,6 +342,9 @@ class StageRunner:
                 f"stage {self._deployment.stage}: {describe(packet.kind, packet.meta)} from the {neighbour} stage"
                 f" cannot be decoded: {error}"
             ) from error
+
+    def _is_full(self) -> bool:
+        return self._waiting_jobs() >= self._queue_limit
 
     def _is_next(self, key: tuple[str, int]) -> bool:
         return self._order is not None and self._order.next() == key
