@@ -22,7 +22,7 @@ def parse_link(text: str) -> Link:
     there, _, back = rates.partition(":")
     latency = _delay(delay, text) if delay else 0.0
     forward, backward = (Speed(_rate(way, text), latency) for way in (there, back or there))
-    return Link.between(forward, backward, acknowledged=False)
+    return Link.between(forward, backward)
 
 
 def _rate(part: str, text: str) -> float:

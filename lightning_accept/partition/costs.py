@@ -113,7 +113,7 @@ class SecondsCosts:
     def both(self, device: int) -> Floats:
         """An only worker's link: the output's gradient goes the way of the activations, the output the other."""
         link = self._problem.way(0, device)
-        return link.busy(self._down + self._up[-1], self._up + self._down[-1], messages=2)
+        return link.busy(self._down + self._up[-1], self._up + self._down[-1])
 
     def _handled(self, device: int) -> Floats:
         handles = self._problem.devices[device].handles

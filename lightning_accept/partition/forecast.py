@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from lightning_accept.partition.choose import Candidate, Choice, choose_micro_batches, choose_schedule
 from lightning_accept.partition.handling import Handling
-from lightning_accept.partition.link import Link
 from lightning_accept.partition.model import PipelineModel
 from lightning_accept.partition.plan import Plan, PlanError
 from lightning_accept.partition.planner import fixed_partition, plan_partition
@@ -144,7 +143,6 @@ def whole_batch(problem: Problem, count: int) -> Problem:
         devices=devices,
         forward_bytes=[count * nbytes for nbytes in problem.forward_bytes],
         backward_bytes=[count * nbytes for nbytes in problem.backward_bytes],
-        link=lambda source, target: _answered(problem.link(source, target), count),
     )
 
 
@@ -169,8 +167,3 @@ def _schedule(models: dict[int, PipelineModel], in_flight: int | None) -> Choice
 
 def _scaled(handling: Handling, count: int) -> Handling:
     return Handling(**{name: [count * seconds for seconds in values] for name, values in vars(handling).items()})
-
-
-def _answered(link: Link, count: int) -> Link:
-    """A link whose latency stands for the answers to ``count`` messages, one after the other."""
-    return replace(link, forward_latency=count * link.forward_latency, backward_latency=count * link.backward_latency)

@@ -32,8 +32,6 @@ class Link:
         forward_latency: Seconds from the last bit sent to the last bit received, activations' direction.
         backward_latency: The same, gradients' direction.
         full_duplex: Whether both directions work at the same time.
-        acknowledged: Whether a sender waits for the receiver's answer before its next message (as an HTTP client on
-            one connection does), so that a message also keeps its direction for one round trip.
     """
 
     forward_bandwidth: float = float("inf")
@@ -41,7 +39,6 @@ class Link:
     forward_latency: float = 0.0
     backward_latency: float = 0.0
     full_duplex: bool = True
-    acknowledged: bool = True
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -56,9 +53,9 @@ class Link:
             )
 
     @classmethod
-    def between(cls, there: Speed, back: Speed, full_duplex: bool = True, acknowledged: bool = True) -> Link:
+    def between(cls, there: Speed, back: Speed, full_duplex: bool = True) -> Link:
         """The link whose forward direction is as fast as ``there``, and its backward direction as ``back``."""
-        return cls(there.bandwidth, back.bandwidth, there.latency, back.latency, full_duplex, acknowledged)
+        return cls(there.bandwidth, back.bandwidth, there.latency, back.latency, full_duplex)
 
     def reversed(self) -> Link:
         """The same link seen from the other end."""
@@ -68,22 +65,18 @@ class Link:
             self.backward_latency,
             self.forward_latency,
             self.full_duplex,
-            self.acknowledged,
         )
 
-    def busy(self, forward: Floats, backward: Floats, messages: int = 1) -> Floats:
+    def busy(self, forward: Floats, backward: Floats) -> Floats:
         """Seconds per batch for which the link is busy: no period can be shorter.
 
         The larger of the two directions in full duplex; in half duplex the sum of the transmissions (as in AccEPT,
-        arXiv 2311.05827) if that is more.
+        arXiv 2311.05827). Latency keeps nothing busy: the next message leaves when the last has left.
 
         Args:
             forward: Bytes in the activations' direction, any shape.
             backward: Bytes in the gradients' direction, same shape.
-            messages: Messages per batch in each direction.
         """
         down = 8.0 * forward / self.forward_bandwidth
         up = 8.0 * backward / self.backward_bandwidth
-        waiting = messages * (self.forward_latency + self.backward_latency) if self.acknowledged else 0.0
-        longer = np.maximum(down, up) + waiting
-        return longer if self.full_duplex else np.maximum(down + up, longer)
+        return np.maximum(down, up) if self.full_duplex else down + up

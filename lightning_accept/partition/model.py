@@ -36,7 +36,6 @@ class Hop:
         forward_latency: From the end of the transmission to the arrival; keeps nothing busy.
         backward_latency: The same for gradients.
         full_duplex: Whether both directions work at the same time.
-        acknowledged: Whether a sender waits one round trip for the answer before it sends the next message.
         forward_bandwidth: Bits per second at which ``forward`` is meant; matters where devices' ways are shared.
         backward_bandwidth: The same for ``backward``.
     """
@@ -46,7 +45,6 @@ class Hop:
     forward_latency: float = 0.0
     backward_latency: float = 0.0
     full_duplex: bool = True
-    acknowledged: bool = False
     forward_bandwidth: float = float("inf")
     backward_bandwidth: float = float("inf")
 
@@ -59,7 +57,6 @@ class Hop:
             link.forward_latency,
             link.backward_latency,
             link.full_duplex,
-            link.acknowledged,
             link.forward_bandwidth,
             link.backward_bandwidth,
         )
@@ -166,6 +163,4 @@ def _bits(seconds: float, bandwidth: float) -> float:
 
 def _busy(forward: list[float], backward: list[float], hop: Hop) -> float:
     """Seconds per job for which a link is busy with these messages."""
-    answers = len(forward) * (hop.forward_latency + hop.backward_latency) if hop.acknowledged else 0.0
-    longer = max(sum(forward), sum(backward)) + answers
-    return longer if hop.full_duplex else max(sum(forward) + sum(backward), longer)
+    return max(sum(forward), sum(backward)) if hop.full_duplex else sum(forward) + sum(backward)

@@ -51,10 +51,6 @@ class Network(Generic[Tag]):
         self._flows.append(flow)
         self._divide()
 
-    def using(self, key: Hashable) -> list[Tag]:
-        """What is under way over one of the shared ways."""
-        return [flow.tag for flow in self._flows if key in flow.over]
-
     def next_end(self) -> float | None:
         """When the next transmission ends if none begins before; None if there is none."""
         if not self._flows:

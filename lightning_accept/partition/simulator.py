@@ -120,15 +120,11 @@ class _Channel:
         rivals: Channels that cannot send while this one transmits.
         queue: What is to be sent.
         transmitting: Whether a message is under way.
-        waiting: Whether the answer to the last message is still to come.
-        answer_behind: Messages on the answer's way into the network, which it must let pass.
     """
 
     rivals: list[_Channel] = field(default_factory=list)
     queue: deque[tuple[int, int, Kind, int]] = field(default_factory=deque)
     transmitting: bool = False
-    waiting: bool = False
-    answer_behind: set[_Message] = field(default_factory=set)
 
 
 class _Run:
@@ -183,10 +179,7 @@ class _Run:
                     self._end_shared(now)
             else:
                 channel = self._channels[index, kind]
-                if what == "transmitted":
-                    channel.transmitting = False
-                else:
-                    channel.waiting = False
+                channel.transmitting = False
                 for candidate in sorted([channel, *channel.rivals], key=_first_in_queue):
                     self._send(candidate, now)
         if any(done < len(order) for done, order in zip(self._next, self.orders, strict=True)):
@@ -232,7 +225,7 @@ class _Run:
 
     def _send(self, channel: _Channel, now: float) -> None:
         """Start the channel's next message if nothing is in its way."""
-        if not channel.queue or channel.transmitting or channel.waiting:
+        if not channel.queue or channel.transmitting:
             return
         if any(rival.transmitting for rival in channel.rivals):
             return
@@ -255,13 +248,6 @@ class _Run:
         costs = self._model.hops[hop]
         self.transmitted.append((hop, kind, job, start, free))
         self._push(free, "transmitted", hop, kind, job)
-        if costs.acknowledged:
-            channel = self._channels[hop, kind]
-            channel.waiting = True
-            if self._network is not None:
-                channel.answer_behind = set(self._network.using(("up", self._target(hop, kind))))
-            if not channel.answer_behind:
-                self._answer(hop, kind, job, free)
         latency = costs.forward_latency if kind == "forward" else costs.backward_latency
         self._push(free + latency, "arrived", hop, kind, job)
 
@@ -269,22 +255,8 @@ class _Run:
         """The transmissions that share devices' ways and end now."""
         assert self._network is not None
         for flow in self._network.ended(now):
-            for (hop, kind), channel in list(self._channels.items()):
-                if flow.tag in channel.answer_behind:
-                    channel.answer_behind.discard(flow.tag)
-                    if not channel.answer_behind:
-                        self._answer(hop, kind, 0, now)
             self._sent(*flow.tag, flow.start, now)
         self._plan_network()
-
-    def _answer(self, hop: int, kind: Kind, job: int, now: float) -> None:
-        """The answer to the last message sets out."""
-        costs = self._model.hops[hop]
-        self._push(now + costs.forward_latency + costs.backward_latency, "answered", hop, kind, job)
-
-    def _target(self, hop: int, kind: Kind) -> int:
-        """The stage that a message goes to."""
-        return (hop + 1) % (self._last + 1) if kind == "forward" else hop
 
     def _plan_network(self) -> None:
         """Look when the next of those transmissions ends; what was planned before counts no more."""

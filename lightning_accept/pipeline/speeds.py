@@ -33,7 +33,7 @@ class Speeds:
         there = self.known.get((source, target), unknown)
         back = self.known.get((target, source), unknown)
         # No message waits for the answer to the one before.
-        return Link.between(there, back, self.full_duplex, acknowledged=False)
+        return Link.between(there, back, self.full_duplex)
 
     def uplink(self, device: int) -> float:
         """Bits per second that a device sends at most: what its fastest way reaches; infinity if none is known."""

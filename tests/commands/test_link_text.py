@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from lightning_accept.commands.link_text import parse_link
@@ -22,7 +20,7 @@ from lightning_accept.partition.link import Link
     ],
 )
 def test_parses(text: str, link: Link) -> None:
-    assert parse_link(text) == replace(link, acknowledged=False)  # as the pipeline sends
+    assert parse_link(text) == link
 
 
 @pytest.mark.parametrize("text", ["", "fast", "10", "0Mbit", "10Mbyte", "-1Mbit", "10Mbit@5", "1:2:3"])

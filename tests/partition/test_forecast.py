@@ -41,7 +41,7 @@ def test_plan_and_depth_reach_the_least_period() -> None:
 
 def test_slow_links_take_more_batches_in_flight() -> None:
     near = make_forecast({1: problem((1.0, 1.0, 1.0))})
-    far = make_forecast({1: problem((1.0, 1.0, 1.0), Link(8e3 / 0.5, 8e3 / 0.5, acknowledged=False))})
+    far = make_forecast({1: problem((1.0, 1.0, 1.0), Link(8e3 / 0.5, 8e3 / 0.5))})
     assert far.schedule.in_flight > near.schedule.in_flight
 
 
@@ -59,14 +59,14 @@ def test_synchronous_mode() -> None:
 
 
 def test_micro_batches_are_chosen_for_less_staleness() -> None:
-    link = Link(8e3 / 0.5, 8e3 / 0.5, acknowledged=False)
+    link = Link(8e3 / 0.5, 8e3 / 0.5)
     whole = make_forecast({1: problem((1.0, 1.0, 1.0), link)})
     both = make_forecast({count: problem((1.0, 1.0, 1.0), link, part=count) for count in (1, 4)})
     assert both.schedule.micro_batches == 4
     assert max(both.schedule.staleness) < max(whole.schedule.staleness)
 
 
-def test_whole_batch_multiplies_times_bytes_and_answers() -> None:
+def test_whole_batch_multiplies_times_and_bytes() -> None:
     handling = Handling([1.0] * 7, [2.0] * 7, [3.0] * 7, [4.0] * 7)
     one = problem((1.0, 1.0), Link(8.0, 8.0, 0.5, 0.25))
     device = one.devices[1]

@@ -13,10 +13,8 @@ from lightning_accept.partition.link import Link
     [
         ({}, 3.0),
         ({"full_duplex": False}, 5.0),
-        ({"forward_latency": 1.0, "backward_latency": 0.5}, 4.5),
-        ({"forward_latency": 1.0, "backward_latency": 0.5, "acknowledged": False}, 3.0),
-        ({"forward_latency": 1.0, "backward_latency": 0.5, "full_duplex": False}, 5.0),
-        ({"forward_latency": 9.0, "full_duplex": False}, 12.0),
+        ({"forward_latency": 1.0, "backward_latency": 0.5}, 3.0),
+        ({"forward_latency": 9.0, "full_duplex": False}, 5.0),
     ],
 )
 def test_busy(options: dict[str, float | bool], expected: float) -> None:
@@ -29,7 +27,7 @@ def test_a_perfect_link_takes_no_time() -> None:
 
 
 def test_reversed() -> None:
-    assert Link(1.0, 2.0, 3.0, 4.0, False, False).reversed() == Link(2.0, 1.0, 4.0, 3.0, False, False)
+    assert Link(1.0, 2.0, 3.0, 4.0, False).reversed() == Link(2.0, 1.0, 4.0, 3.0, False)
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,7 @@ def test_busiest_part_is_the_plan_s_period(seed: int) -> None:
     rng = np.random.default_rng(seed)
     layers, devices = 6, int(rng.integers(1, 5))
     links = {
-        (source, target): Link(
-            *rng.uniform(8, 80, 2), *rng.uniform(0, 1, 2), bool(rng.random() < 0.5), bool(rng.random() < 0.5)
-        )
+        (source, target): Link(*rng.uniform(8, 80, 2), *rng.uniform(0, 1, 2), bool(rng.random() < 0.5))
         for source in range(devices)
         for target in range(devices)
     }
@@ -49,12 +47,12 @@ def test_busiest_part_is_the_plan_s_period(seed: int) -> None:
 def test_of_a_plan() -> None:
     times = AdditiveTimes([1.0, 2.0, 3.0], [2.0, 4.0, 6.0])
     devices = [Device(f"d{index}", times) for index in range(3)]
-    link = Link(8.0, 16.0, 0.1, 0.2, False, True)
+    link = Link(8.0, 16.0, 0.1, 0.2, False)
     problem = Problem(devices, [1, 2, 3, 4], [5, 6, 7, 8], lambda source, target: link, loss_time=0.5)
     model = PipelineModel.of(problem, (0, 1, 2), (0, 1, 2))
     assert model.stages == (StageModel(1.0, 2.0), StageModel(2.0, 4.0), StageModel(3.0, 6.0))
     seconds = ((2, 3), (3, 3.5), (4, 4))
-    assert model.hops == tuple(Hop(down, up, 0.1, 0.2, False, True, 8.0, 16.0) for down, up in seconds)
+    assert model.hops == tuple(Hop(down, up, 0.1, 0.2, False, 8.0, 16.0) for down, up in seconds)
     assert model.loss == 0.5
 
 

@@ -40,10 +40,7 @@ def busy(link: Link, forward: list[int], backward: list[int]) -> float:
     """Seconds for which the messages of one batch keep a link busy."""
     down = sum(8 * count / link.forward_bandwidth for count in forward)
     up = sum(8 * count / link.backward_bandwidth for count in backward)
-    answers = len(forward) * (link.forward_latency + link.backward_latency) if link.acknowledged else 0
-    if link.full_duplex:
-        return max(down + answers, up + answers)
-    return max(down + up, down + answers, up + answers)
+    return max(down, up) if link.full_duplex else down + up
 
 
 def way(problem: Problem, source: int, target: int) -> Link:
@@ -54,7 +51,6 @@ def way(problem: Problem, source: int, target: int) -> Link:
         link.forward_latency,
         link.backward_latency,
         link.full_duplex,
-        link.acknowledged,
     )
 
 
@@ -121,7 +117,7 @@ def random_problem(seed: int) -> Problem:
     for pair in itertools.product(range(devices), repeat=2):
         bandwidths = 8.0 * 2.0 ** rng.integers(-2, 3, 2) if whole else rng.uniform(4, 80, 2)
         latencies = (rng.integers(0, 3, 2) if whole else rng.uniform(0, 2, 2)) * (rng.random() < 0.5)
-        links[pair] = Link(*map(float, [*bandwidths, *latencies]), rng.random() < 0.5, rng.random() < 0.5)
+        links[pair] = Link(*map(float, [*bandwidths, *latencies]), rng.random() < 0.5)
     chain = [
         Device(
             f"d{index}",

@@ -94,14 +94,10 @@ def test_the_largest_windows_take_turns_with_the_central_node() -> None:
     assert simulate_period(model, Schedule(3, (8, 7), 1, 4)) == pytest.approx(IDEAL)
 
 
-def test_acknowledged_messages_keep_their_direction_for_a_round_trip() -> None:
+def test_latency_keeps_no_link_busy() -> None:
     quick = StageModel(0.1, 0.1)
-    silent, acknowledged = (
-        PipelineModel((quick,) * 3, (Hop(0.5, 0.5, 1.0, 1.0, acknowledged=answered),) * 3) for answered in (False, True)
-    )
-    schedule = Schedule(28, (18, 9), 14)
-    assert simulate_period(silent, schedule) == pytest.approx(0.5)
-    assert simulate_period(acknowledged, schedule) == pytest.approx(2.5)
+    model = PipelineModel((quick,) * 3, (Hop(0.5, 0.5, 1.0, 1.0),) * 3)
+    assert simulate_period(model, Schedule(28, (18, 9), 14)) == pytest.approx(0.5)
 
 
 def test_half_duplex_shares_the_medium() -> None:

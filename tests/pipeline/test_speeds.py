@@ -13,9 +13,9 @@ def make() -> Speeds:
 
 
 def test_every_direction_has_its_own_value() -> None:
-    assert make().link(0, 1) == Link(1e6, 2e6, 0.01, 0.02, acknowledged=False)
-    assert make().link(1, 0) == Link(2e6, 1e6, 0.02, 0.01, acknowledged=False)
-    assert make().link(0, 2) == Link(acknowledged=False)
+    assert make().link(0, 1) == Link(1e6, 2e6, 0.01, 0.02)
+    assert make().link(1, 0) == Link(2e6, 1e6, 0.02, 0.01)
+    assert make().link(0, 2) == Link()
 
 
 def test_a_device_s_way_is_as_fast_as_its_fastest_link() -> None:
@@ -44,4 +44,4 @@ def test_transfers_faster_than_measured_raise_the_value() -> None:
 def test_a_link_never_measured_is_learnt_from_its_transfers() -> None:
     speeds = Speeds()
     speeds.meet(1, 2, 7e5)
-    assert speeds.link(1, 2) == Link(7e5, math.inf, acknowledged=False)
+    assert speeds.link(1, 2) == Link(7e5, math.inf)
