@@ -130,7 +130,7 @@ def bandwidth(document: Document) -> str:
                 )
                 continue
             parts.append(f"{title}; seconds per batch (speed-up):\n\n{_by_rate(own, _period)}")
-            parts.append(f"over the planner's bound (in flight; first layers):\n\n{_by_rate(own, _quality)}")
+            parts.append(f"over the planner's bound / with the stages' times as training reported them (in flight; first layers):\n\n{_by_rate(own, _quality)}")
     figures = ", ".join(f"{name}: {_number(value, 2)}" for name, value in document["figures"].items())
     return "\n\n".join([*parts, f"Figures: {figures}."])
 
@@ -151,7 +151,8 @@ def _period(row: dict[str, Any]) -> str:
 def _quality(row: dict[str, Any]) -> str:
     if "error" in row:
         return "failed"
-    return f"{row['over_bound']:.2f} ({row['in_flight']}; {', '.join(str(start) for start in row['starts'])})"
+    ratios = f"{row['over_bound']:.2f} / {row['over_measured_bound']:.2f}"
+    return f"{ratios} ({row['in_flight']}; {', '.join(str(start) for start in row['starts'])})"
 
 
 def _way(row: dict[str, Any]) -> str:

@@ -5,6 +5,11 @@ from __future__ import annotations
 from .errors import EdgeError
 from .tools import tool
 
+_QUEUE_SECONDS = 0.4
+_QUEUE_BYTES = 64 * 1024
+"""What waits in front of a slow link, whichever is more: no modem's queue is so short that two windows of TCP overrun it,
+which at 0.4 Mbit/s a queue of 0.4 s would be; a connection then stands still for seconds."""
+
 
 def shape(namespace: str, device: str, rate: float | None) -> None:
     """Let ``device`` send at most ``rate`` bits per second, framing included; None for no limit.
@@ -16,7 +21,7 @@ def shape(namespace: str, device: str, rate: float | None) -> None:
         if "tbf" in tool("tc", "-n", namespace, "qdisc", "show", "dev", device):
             tool("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
         return
-    bucket = ["tbf", "rate", f"{round(rate)}bit", "burst", "32kbit", "latency", "400ms"]
+    bucket = ["tbf", "rate", f"{round(rate)}bit", "burst", "32kbit", "limit", str(_queue(rate))]
     try:
         tool("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *bucket)
     except EdgeError as error:
@@ -26,6 +31,11 @@ def shape(namespace: str, device: str, rate: float | None) -> None:
             f"this kernel has no token bucket filter (CONFIG_NET_SCH_TBF, module sch_tbf): {error}; use another kernel,"
             " hosts without a rate, or SlowLinks"
         ) from None
+
+
+def _queue(rate: float) -> int:
+    """Bytes that may wait for a link of so many bits per second."""
+    return max(_QUEUE_BYTES, round(_QUEUE_SECONDS * rate / 8))
 
 
 def packets_as_sent(namespace: str, device: str) -> None:
