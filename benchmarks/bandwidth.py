@@ -395,7 +395,9 @@ def sum_up(report: Report) -> None:
         if not part.to_target:
             for key, bound in {"over_bound": "the bound", "over_measured_bound": "the measured bound"}.items():
                 over = [row[key] for row in rows if key in row]
-                report.figure(f"{name}: within 1.10 of {bound}", f"{sum(ratio <= 1.1 for ratio in over)} of {len(over)}")
+                report.figure(
+                    f"{name}: within 1.10 of {bound}", f"{sum(ratio <= 1.1 for ratio in over)} of {len(over)}"
+                )
         report.figure(f"{name}: cells that failed", sum("error" in row for row in rows))
 
 

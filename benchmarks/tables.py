@@ -130,7 +130,8 @@ def bandwidth(document: Document) -> str:
                 )
                 continue
             parts.append(f"{title}; seconds per batch (speed-up):\n\n{_by_rate(own, _period)}")
-            parts.append(f"over the planner's bound / with the stages' times as training reported them (in flight; first layers):\n\n{_by_rate(own, _quality)}")
+            bounds = "over the planner's bound / with the stages' times as training reported them"
+            parts.append(f"{bounds} (in flight; first layers):\n\n{_by_rate(own, _quality)}")
     figures = ", ".join(f"{name}: {_number(value, 2)}" for name, value in document["figures"].items())
     return "\n\n".join([*parts, f"Figures: {figures}."])
 

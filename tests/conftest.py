@@ -35,6 +35,14 @@ GRACE = 15.0
 """Seconds that processes started by the tests have to end once the last test is over."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several processes, a file's tests stay together, and so do those that measure emulated devices."""
+    folder = Path(__file__).parent
+    for item in items:
+        path = item.path.relative_to(folder)
+        item.add_marker(pytest.mark.xdist_group("benchmarks" if path.parts[0] == "benchmarks" else str(path)))
+
+
 @pytest.fixture(autouse=True)
 def _same_start() -> None:
     """Every test starts with one thread and the same random numbers, whichever ran before it."""

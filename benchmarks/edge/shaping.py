@@ -7,8 +7,8 @@ from .tools import tool
 
 _QUEUE_SECONDS = 0.4
 _QUEUE_BYTES = 64 * 1024
-"""What waits in front of a slow link, whichever is more: no modem's queue is so short that two windows of TCP overrun it,
-which at 0.4 Mbit/s a queue of 0.4 s would be; a connection then stands still for seconds."""
+"""What may wait in front of a slow link, whichever is more. At 0.4 Mbit/s, 0.4 s would be 13 packets, which two
+connections overrun as soon as they begin; no modem's queue is so short."""
 
 
 def shape(namespace: str, device: str, rate: float | None) -> None:

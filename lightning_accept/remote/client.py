@@ -32,6 +32,7 @@ from lightning_accept.remote.interrupt import Interrupter
 from lightning_accept.remote.packet_sender import PacketSender, describe, run_path
 from lightning_accept.remote.peer import Peer, Reply, check_url
 from lightning_accept.remote.probe import LONGEST_PROBE
+from lightning_accept.remote.window import Window
 from lightning_accept.remote.wire import (
     ITEM_HEADER,
     PROTOCOL,
@@ -65,8 +66,10 @@ class HttpChannel:
 
     def __init__(self, url: str, token: str, *, timeout: float = 60.0, cafile: str | None = None) -> None:
         self._interrupter = Interrupter()
+        window = Window()
         self._sender = PacketSender(
-            lambda: Peer(url, token, timeout=timeout, cafile=cafile, interrupter=self._interrupter)
+            lambda: Peer(url, token, timeout=timeout, cafile=cafile, interrupter=self._interrupter, window=window),
+            window,
         )
 
     def send(self, packet: Packet, on_left: Callable[[], None] | None = None) -> Transfer:
@@ -98,12 +101,18 @@ class HttpWorker:
         self.name = self.address = check_url(url)
         self._interrupter = Interrupter()
 
+        window = Window()
+
         def new_peer(interrupter: Interrupter | None = None) -> Peer:
-            return Peer(url, token, timeout=timeout, cafile=cafile, interrupter=interrupter or self._interrupter)
+            own = interrupter or self._interrupter
+            return Peer(url, token, timeout=timeout, cafile=cafile, interrupter=own, window=window)
 
         # Activations, gradients and step requests are sent by threads of their own.
-        self._sending = {kind: PacketSender(new_peer) for kind in ("down", "up", "step")}
-        self._receiving: dict[Direction, Fetcher] = {"up": Fetcher(new_peer, "up"), "down": Fetcher(new_peer, "down")}
+        self._sending = {kind: PacketSender(new_peer, window) for kind in ("down", "up", "step")}
+        self._receiving: dict[Direction, Fetcher] = {
+            "up": Fetcher(new_peer, "up", window),
+            "down": Fetcher(new_peer, "down", window),
+        }
         self._polling = new_peer()
         self._control = new_peer()
         self._control_lock = threading.Lock()

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from lightning_accept.pipeline.messages import Direction
 from lightning_accept.remote.packet_sender import run_path
 from lightning_accept.remote.peer import Peer, Reply
+from lightning_accept.remote.window import Window
 
 _CONNECTIONS = 2
 _WAIT_AHEAD = 1.0
@@ -34,9 +35,11 @@ class Fetcher:
     Args:
         make_peer: Makes what asks over one connection at a time.
         direction: Which outbox.
+        window: Told how fast that is.
     """
 
-    def __init__(self, make_peer: Callable[[], Peer], direction: Direction) -> None:
+    def __init__(self, make_peer: Callable[[], Peer], direction: Direction, window: Window) -> None:
+        self._window = window
         self._direction = direction
         self._peers = [make_peer() for _ in range(_CONNECTIONS)]
         self._idle: queue.LifoQueue[Peer] = queue.LifoQueue()
@@ -92,7 +95,9 @@ class Fetcher:
             }
             what = f"the packets that go {self._direction}"
             path = f"{run_path(item.run)}/outbox/{self._direction}"
-            future.set_result(peer.request("GET", path, what, query=query, wait=wait, on_head=on_head))
+            reply = peer.request("GET", path, what, query=query, wait=wait, on_head=on_head)
+            self._window.received(reply.transfer.nbytes, reply.transfer.seconds)
+            future.set_result(reply)
         except BaseException as error:
             future.set_exception(error)
         finally:

@@ -14,6 +14,8 @@ from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
+from lightning_accept.remote.window import Window
+
 _BLOCK = 256 * 1024
 """Bytes per write. The socket's timeout holds for one write, so a slow link only has to manage this much in time."""
 
@@ -69,36 +71,50 @@ def shorten_queue(connection: Any) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, option, UNSENT)
 
 
-def new_session(interrupter: Interrupter) -> requests.Session:
-    """A session that ignores proxies, netrc and CA settings of the environment and heeds ``interrupter``."""
+def new_session(interrupter: Interrupter, window: Window) -> requests.Session:
+    """A session that ignores proxies, netrc and CA settings of the environment.
+
+    Args:
+        interrupter: Ends its calls.
+        window: Limits what its connections keep under way.
+    """
     session = requests.Session()
     session.trust_env = False
     session.headers["Accept-Encoding"] = "identity"
-    adapter = _Adapter(interrupter)
+    adapter = _Adapter(interrupter, window)
     session.mount("http://", adapter)
     session.mount("https://", adapter)
     return session
 
 
 class _Adapter(HTTPAdapter):
-    def __init__(self, interrupter: Interrupter) -> None:
+    def __init__(self, interrupter: Interrupter, window: Window) -> None:
         self._interrupter = interrupter
+        self._window = window
         super().__init__(pool_connections=1, pool_maxsize=4)
 
     def init_poolmanager(self, connections: int, maxsize: int, block: bool = False, **arguments: Any) -> None:
-        interrupter = self._interrupter
+        interrupter, window = self._interrupter, self._window
 
-        class Plain(HTTPConnection):
+        class Fitted:
+            sock: Any
+
             def connect(self) -> None:
-                super().connect()
+                super().connect()  # type: ignore[misc]
                 shorten_queue(self.sock)
                 interrupter.watch(self.sock)
 
-        class Secure(HTTPSConnection):
-            def connect(self) -> None:
-                super().connect()
-                shorten_queue(self.sock)
-                interrupter.watch(self.sock)
+            def putrequest(self, *arguments: Any, **options: Any) -> None:
+                if self.sock is None:
+                    self.connect()
+                window.fit(self.sock)
+                super().putrequest(*arguments, **options)  # type: ignore[misc]
+
+        class Plain(Fitted, HTTPConnection):
+            pass
+
+        class Secure(Fitted, HTTPSConnection):
+            pass
 
         class PlainPool(HTTPConnectionPool):
             ConnectionCls = Plain

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from lightning_accept.pipeline.messages import Packet, Transfer
 from lightning_accept.remote.peer import Peer, Reply
+from lightning_accept.remote.window import Window
 from lightning_accept.remote.wire import PASSED_HEADER
 
 _EMPTY_MESSAGES = 3
@@ -20,9 +21,11 @@ class PacketSender:
 
     Args:
         make_peer: Makes what sends over one connection at a time.
+        window: Told how fast that is.
     """
 
-    def __init__(self, make_peer: Callable[[], Peer]) -> None:
+    def __init__(self, make_peer: Callable[[], Peer], window: Window) -> None:
+        self._window = window
         self._peers = [make_peer() for _ in range(_CONNECTIONS)]
         # The one used last comes first: its connection is warm.
         self._idle: queue.LifoQueue[Peer] = queue.LifoQueue()
@@ -51,6 +54,7 @@ class PacketSender:
             self._idle.put(peer)
         round_trip = self._round_trip = min(self._round_trip, reply.seconds)
         nbytes, seconds = _passed(reply)
+        self._window.sent(nbytes, seconds, round_trip)
         return Transfer(nbytes, seconds + round_trip, round_trip)
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from lightning_accept.pipeline.messages import (
 from lightning_accept.remote.frames import new_buffer
 from lightning_accept.remote.interrupt import Interrupter, Upload, new_session
 from lightning_accept.remote.tokens import check_token
+from lightning_accept.remote.window import Window
 from lightning_accept.remote.wire import WireError, fault_from_json
 
 _CONNECT_TIMEOUT = 5.0
@@ -92,15 +93,25 @@ class Peer:
         timeout: Seconds for which lost requests are repeated.
         cafile: Certificates against which the worker's is checked; None for the system's.
         interrupter: Ends calls in progress.
+        window: Limits what the connections keep under way; None for one that knows nothing.
     """
 
-    def __init__(self, url: str, token: str, *, timeout: float, cafile: str | None, interrupter: Interrupter) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        timeout: float,
+        cafile: str | None,
+        interrupter: Interrupter,
+        window: Window | None = None,
+    ) -> None:
         if cafile is not None and not Path(cafile).is_file():
             raise ValueError(f"cafile={cafile!r} is not a file")
         self.url = check_url(url)
         self._timeout = timeout
         self._interrupter = interrupter
-        self._session = new_session(interrupter)
+        self._session = new_session(interrupter, window or Window())
         self._session.headers["Authorization"] = f"Bearer {check_token(token, 'token=...')}"
         self._verify: bool | str = True if cafile is None else cafile
 

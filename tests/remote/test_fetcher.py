@@ -12,6 +12,7 @@ import pytest
 from lightning_accept.pipeline.messages import Transfer, TransportError
 from lightning_accept.remote.fetcher import Fetcher
 from lightning_accept.remote.peer import Reply
+from lightning_accept.remote.window import Window
 
 Asked = tuple[int, int, int]
 """Term, after and received."""
@@ -69,7 +70,7 @@ def worker() -> Worker:
 @pytest.fixture
 def fetch(worker: Worker) -> Iterator[Callable[..., Any]]:
     """Fetches in a thread of its own; returns what waits for the outcome."""
-    fetcher = Fetcher(lambda: FakePeer(worker), "down")  # type: ignore[arg-type, return-value]
+    fetcher = Fetcher(lambda: FakePeer(worker), "down", Window())  # type: ignore[arg-type, return-value]
     outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def start(after: int, term: int = 1) -> Callable[[], Any]:

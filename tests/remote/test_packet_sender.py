@@ -10,6 +10,7 @@ import pytest
 from lightning_accept.pipeline.messages import Transfer, TransportError
 from lightning_accept.remote.packet_sender import PacketSender
 from lightning_accept.remote.peer import Reply
+from lightning_accept.remote.window import Window
 from lightning_accept.remote.wire import PASSED_HEADER
 
 
@@ -31,7 +32,7 @@ class FakePeer:
 
 
 def send(peer: FakePeer, packet: Any, count: int = 1) -> list[Transfer]:
-    sender = PacketSender(lambda: peer)  # type: ignore[arg-type, return-value]
+    sender = PacketSender(lambda: peer, Window())  # type: ignore[arg-type, return-value]
     return [sender.send(packet(job), bytes(1000)) for job in range(count)]
 
 
@@ -39,6 +40,13 @@ def test_the_receiver_counts_and_the_round_trip_is_asked_for_once(packet: Any) -
     peer = FakePeer([0.3, 0.02, 0.025], [(5.1, {PASSED_HEADER: "900 0.5"}), (0.2, {PASSED_HEADER: "700 0.25"})])
     assert send(peer, packet, 2) == [Transfer(900, 0.52, 0.02), Transfer(700, 0.27, 0.02)]
     assert peer.paths == ["GET /runs/run-1/probe"] * 3 + ["POST /runs/run-1/packets"] * 2
+
+
+def test_the_window_learns_how_fast_packets_pass(packet: Any) -> None:
+    peer, window = FakePeer([0.1] * 3, [(2.1, {PASSED_HEADER: "1000000 2.0"})]), Window()
+    PacketSender(lambda: peer, window).send(packet(0), bytes(1000))  # type: ignore[arg-type, return-value]
+    assert window.nbytes("there") == 2 * 500_000 * (0.1 + 0.1)
+    assert window.nbytes("back") is None
 
 
 def test_a_quicker_packet_lowers_the_round_trip(packet: Any) -> None:
@@ -63,7 +71,7 @@ def test_two_packets_are_under_way_on_connections_of_their_own(packet: Any) -> N
 
     peers = [Meeting([0.1] * 3, [(0.5, {})] * 2) for _ in range(2)]
     made = iter(peers)
-    sender = PacketSender(lambda: next(made))  # type: ignore[arg-type, return-value]
+    sender = PacketSender(lambda: next(made), Window())  # type: ignore[arg-type, return-value]
     threads = [threading.Thread(target=sender.send, args=(packet(job), b"x")) for job in range(2)]
     for thread in threads:
         thread.start()
@@ -77,7 +85,7 @@ def test_a_connection_is_free_again_after_an_error(packet: Any) -> None:
         def request(self, method: str, path: str, what: str, **options: Any) -> Reply:
             raise TransportError("gone")
 
-    sender = PacketSender(lambda: Broken([], []))  # type: ignore[arg-type, return-value]
+    sender = PacketSender(lambda: Broken([], []), Window())  # type: ignore[arg-type, return-value]
     for job in range(5):
         with pytest.raises(TransportError, match="gone"):
             sender.send(packet(job), b"x")
