@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
 from lightning_accept.callbacks.metrics import log_metrics
-from lightning_accept.callbacks.needs import strategy_with_foresight
+from lightning_accept.callbacks.needs import check_interval, strategy_with_foresight
 from lightning_accept.pipeline.foresight import Foresight
 from lightning_accept.pipeline.watch import Change, StageMedian
 from lightning_accept.strategy import AccEPTStrategy
@@ -38,11 +38,9 @@ class PredictorFeedback(Callback):
     """
 
     def __init__(self, every_n_batches: int = 20, threshold: float = 0.25) -> None:
-        if every_n_batches < 1:
-            raise ValueError(f"every_n_batches={every_n_batches}: give a number from 1")
         if not threshold > 0:
             raise ValueError(f"threshold={threshold}: give a number above 0, such as 0.25 for a quarter")
-        self.every_n_batches = every_n_batches
+        self.every_n_batches = check_interval(every_n_batches)
         self.threshold = threshold
         self._batches = 0
         self._strategy: AccEPTStrategy | None = None

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lightning_accept.callbacks.feedback import PredictorFeedback
 from lightning_accept.callbacks.metrics import current_step, log_metrics
-from lightning_accept.callbacks.needs import accept_strategy
+from lightning_accept.callbacks.needs import accept_strategy, check_interval
 from lightning_accept.callbacks.pipeline_metrics import PipelineMetrics
 from lightning_accept.callbacks.timeline_picture import draw, pixels
 from lightning_accept.callbacks.trace_file import TraceFile
@@ -74,11 +74,9 @@ class PipelineMonitor(Callback):
         timeline_batches: int = 8,
         trace: str | os.PathLike[str] | None = None,
     ) -> None:
-        if every_n_batches is not None and every_n_batches < 1:
-            raise ValueError(f"every_n_batches={every_n_batches}: give a number from 1")
         if timeline_batches < 1:
             raise ValueError(f"timeline_batches={timeline_batches}: give a number from 1")
-        self.every_n_batches = every_n_batches
+        self.every_n_batches = None if every_n_batches is None else check_interval(every_n_batches)
         self.timeline_batches = timeline_batches
         self.trace = trace
         self._strategy: AccEPTStrategy | None = None

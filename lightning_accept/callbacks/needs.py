@@ -1,4 +1,4 @@
-"""What callbacks need of the trainer, and what they say if it is not there."""
+"""What callbacks need of their arguments and of the trainer, and what they say if it is not so."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from lightning.pytorch import Trainer
 from lightning_accept.strategy import AccEPTStrategy
 
 log = logging.getLogger("lightning_accept")
+
+
+def check_interval(every_n_batches: int) -> int:
+    """The interval as it is.
+
+    Raises:
+        ValueError: If it is below 1.
+    """
+    if every_n_batches < 1:
+        raise ValueError(f"every_n_batches={every_n_batches}: give a number from 1")
+    return every_n_batches
 
 
 def accept_strategy(trainer: Trainer, callback: str) -> AccEPTStrategy | None:

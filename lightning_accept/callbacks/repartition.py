@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
 from lightning_accept.callbacks.metrics import log_metrics
-from lightning_accept.callbacks.needs import strategy_with_foresight
+from lightning_accept.callbacks.needs import check_interval, strategy_with_foresight
 from lightning_accept.partition.forecast import Forecast
 from lightning_accept.partition.plan import PlanError
 from lightning_accept.pipeline.foresight import Foresight
@@ -38,13 +38,11 @@ class Repartition(Callback):
     """
 
     def __init__(self, every_n_batches: int = 50, min_gain: float = 0.1, cooldown: int = 100) -> None:
-        if every_n_batches < 1:
-            raise ValueError(f"every_n_batches={every_n_batches}: give a number from 1")
         if not 0 <= min_gain < 1:
             raise ValueError(f"min_gain={min_gain}: give a number from 0 to below 1, such as 0.1 for a tenth")
         if cooldown < 0:
             raise ValueError(f"cooldown={cooldown}: give a number of batches from 0")
-        self.every_n_batches = every_n_batches
+        self.every_n_batches = check_interval(every_n_batches)
         self.min_gain = min_gain
         self.cooldown = cooldown
         self.moves = 0
