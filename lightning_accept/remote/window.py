@@ -14,7 +14,7 @@ _MOST = 64 * 2**20
 _UNLIMITED = 256 * 1024
 """Bytes from which on the system finds a connection's window itself, as it does while nothing is known."""
 _SMALLEST_MESSAGE = 8 * 1024
-_SLACK = 0.1
+_SLACK = 0.05
 """Seconds that a device may leave its connections alone, while others have its processor."""
 _KEPT = 3
 _DIRECTIONS = {

@@ -79,7 +79,6 @@ def test_whole_batch_multiplies_times_and_bytes() -> None:
     assert times.row(1)[3] == times.table()[1, 3] == pytest.approx(2.4)
     assert four.forward_bytes[3] == 4000
     assert four.devices[1].handles.decode_backward[2] == 16.0
-    assert four.link(0, 1).forward_latency == 2.0
     assert whole_batch(one, 1) is one
 
 
