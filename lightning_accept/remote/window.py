@@ -9,11 +9,13 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
-LEAST = 16 * 1024
+LEAST = 8 * 1024
 _MOST = 64 * 2**20
 _UNLIMITED = 256 * 1024
 """Bytes from which on the system finds a connection's window itself, as it does while nothing is known."""
 _SMALLEST_MESSAGE = 8 * 1024
+_MARGIN = 1.5
+_UNKNOWN_ROUND_TRIP = 0.1
 _SLACK = 0.05
 """Seconds that a device may leave its connections alone, while others have its processor."""
 _KEPT = 3
@@ -30,20 +32,20 @@ class Window:
     that double: at 0.4 Mbit/s, connections that share a link stood still for up to seven seconds. Where nothing
     overflows, nothing is lost, and short messages do not wait behind long ones.
 
-    Twice the bandwidth, over a round trip and a little more: a bandwidth that was found too low for once is found
-    higher the next time.
+    Half more than the bandwidth, over the shortest round trip and a little longer: a bandwidth that was found too low
+    for once is found higher the next time.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._round_trip = 0.0
+        self._round_trip = float("inf")
         self._rates = {name: deque[float](maxlen=_KEPT) for name in _DIRECTIONS}
         self._fitted: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
 
     def sent(self, nbytes: int, seconds: float, round_trip: float) -> None:
         """So many bytes have passed to the peer in ``seconds``, as it tells; a round trip takes ``round_trip``."""
         with self._lock:
-            self._round_trip = round_trip
+            self._round_trip = min(self._round_trip, round_trip)
         self._learn("there", nbytes, seconds)
 
     def received(self, nbytes: int, seconds: float) -> None:
@@ -56,7 +58,8 @@ class Window:
             rates = self._rates[direction]
             if not rates:
                 return None
-            return round(min(_MOST, max(LEAST, 2 * max(rates) * (self._round_trip + _SLACK))))
+            seconds = _SLACK + (self._round_trip if self._round_trip < float("inf") else _UNKNOWN_ROUND_TRIP)
+            return round(min(_MOST, max(LEAST, _MARGIN * max(rates) * seconds)))
 
     def fit(self, connection: Any) -> None:
         """Limit one connection by what is known now."""

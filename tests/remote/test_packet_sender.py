@@ -45,7 +45,7 @@ def test_the_receiver_counts_and_the_round_trip_is_asked_for_once(packet: Any) -
 def test_the_window_learns_how_fast_packets_pass(packet: Any) -> None:
     peer, window = FakePeer([0.1] * 3, [(2.1, {PASSED_HEADER: "1000000 2.0"})]), Window()
     PacketSender(lambda: peer, window).send(packet(0), bytes(1000))  # type: ignore[arg-type, return-value]
-    assert window.nbytes("there") == 150_000
+    assert window.nbytes("there") == 112_500
     assert window.nbytes("back") is None
 
 
