@@ -66,10 +66,8 @@ class HttpChannel:
 
     def __init__(self, url: str, token: str, *, timeout: float = 60.0, cafile: str | None = None) -> None:
         self._interrupter = Interrupter()
-        window = Window()
         self._sender = PacketSender(
-            lambda: Peer(url, token, timeout=timeout, cafile=cafile, interrupter=self._interrupter, window=window),
-            window,
+            lambda: Peer(url, token, timeout=timeout, cafile=cafile, interrupter=self._interrupter)
         )
 
     def send(self, packet: Packet, on_left: Callable[[], None] | None = None) -> Transfer:

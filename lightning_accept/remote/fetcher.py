@@ -96,7 +96,7 @@ class Fetcher:
             what = f"the packets that go {self._direction}"
             path = f"{run_path(item.run)}/outbox/{self._direction}"
             reply = peer.request("GET", path, what, query=query, wait=wait, on_head=on_head)
-            self._window.received(reply.transfer.nbytes, reply.transfer.seconds)
+            self._window.passed(reply.transfer.nbytes, reply.transfer.seconds)
             future.set_result(reply)
         except BaseException as error:
             future.set_exception(error)

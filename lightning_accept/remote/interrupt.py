@@ -14,7 +14,7 @@ from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from lightning_accept.remote.window import Window
+from lightning_accept.remote.window import Window, limit_received
 
 _BLOCK = 256 * 1024
 """Bytes per write. The socket's timeout holds for one write, so a slow link only has to manage this much in time."""
@@ -76,7 +76,7 @@ def new_session(interrupter: Interrupter, window: Window) -> requests.Session:
 
     Args:
         interrupter: Ends its calls.
-        window: Limits what its connections keep under way.
+        window: What replies may have under way.
     """
     session = requests.Session()
     session.trust_env = False
@@ -107,7 +107,7 @@ class _Adapter(HTTPAdapter):
             def putrequest(self, *arguments: Any, **options: Any) -> None:
                 if self.sock is None:
                     self.connect()
-                window.fit(self.sock)
+                limit_received(self.sock, window.nbytes)
                 super().putrequest(*arguments, **options)  # type: ignore[misc]
 
         class Plain(Fitted, HTTPConnection):

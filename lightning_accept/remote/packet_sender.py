@@ -21,11 +21,12 @@ class PacketSender:
 
     Args:
         make_peer: Makes what sends over one connection at a time.
-        window: Told how fast that is.
+        back: The way back from the worker, which is told the round trip.
     """
 
-    def __init__(self, make_peer: Callable[[], Peer], window: Window) -> None:
-        self._window = window
+    def __init__(self, make_peer: Callable[[], Peer], back: Window | None = None) -> None:
+        self._window = Window()
+        self._back = Window() if back is None else back
         self._peers = [make_peer() for _ in range(_CONNECTIONS)]
         # The one used last comes first: its connection is warm.
         self._idle: queue.LifoQueue[Peer] = queue.LifoQueue()
@@ -49,12 +50,15 @@ class PacketSender:
         try:
             if self._round_trip is None:
                 self._round_trip = min(_empty(peer, packet.run, what) for _ in range(_EMPTY_MESSAGES))
-            reply = peer.request("POST", f"{run_path(packet.run)}/packets", what, body=body, on_left=on_left)
+            path, window = f"{run_path(packet.run)}/packets", self._window.nbytes
+            query = None if window is None else {"window": str(window)}
+            reply = peer.request("POST", path, what, query=query, body=body, on_left=on_left)
         finally:
             self._idle.put(peer)
         round_trip = self._round_trip = min(self._round_trip, reply.seconds)
         nbytes, seconds = _passed(reply)
-        self._window.sent(nbytes, seconds, round_trip)
+        self._window.passed(nbytes, seconds, round_trip)
+        self._back.passed(0, 0.0, round_trip)
         return Transfer(nbytes, seconds + round_trip, round_trip)
 
     def close(self) -> None:

@@ -93,7 +93,7 @@ class Peer:
         timeout: Seconds for which lost requests are repeated.
         cafile: Certificates against which the worker's is checked; None for the system's.
         interrupter: Ends calls in progress.
-        window: Limits what the connections keep under way; None for one that knows nothing.
+        window: What replies may have under way; None not to limit them.
     """
 
     def __init__(

@@ -32,6 +32,7 @@ from lightning_accept.remote.probe import LARGEST_PROBE, LONGEST_PROBE, filler
 from lightning_accept.remote.refusal import Refusal, failed
 from lightning_accept.remote.tenancy import Tenancy, Tenant
 from lightning_accept.remote.tokens import bears
+from lightning_accept.remote.window import LEAST, MOST, limit_received
 from lightning_accept.remote.wire import (
     FRAME_TYPE,
     ITEM_HEADER,
@@ -190,6 +191,9 @@ class Service:
 
     async def _packets(self, request: web.Request) -> web.StreamResponse:
         tenant = self._tenant(request)
+        if "window" in request.query and request.transport is not None:
+            wanted = min(MOST, max(LEAST, _whole(request, "window")))
+            limit_received(request.transport.get_extra_info("socket"), wanted)
         inflow = tenant.inflow(request.remote or "")
         body = await read_body(request, self.max_body, self.body_patience, inflow)
         nbytes, seconds = inflow.take()

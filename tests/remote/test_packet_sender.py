@@ -21,9 +21,11 @@ class FakePeer:
         self.empty = empty
         self.packets = packets
         self.paths: list[str] = []
+        self.queries: list[dict[str, str] | None] = []
 
     def request(self, method: str, path: str, what: str, **options: Any) -> Reply:
         self.paths.append(f"{method} {path}")
+        self.queries.append(options.get("query"))
         seconds, headers = (self.empty.pop(0), {}) if method == "GET" else self.packets.pop(0)
         return Reply(200, headers, memoryview(b""), seconds, Transfer(0, 0.0))
 
@@ -32,7 +34,7 @@ class FakePeer:
 
 
 def send(peer: FakePeer, packet: Any, count: int = 1) -> list[Transfer]:
-    sender = PacketSender(lambda: peer, Window())  # type: ignore[arg-type, return-value]
+    sender = PacketSender(lambda: peer)  # type: ignore[arg-type, return-value]
     return [sender.send(packet(job), bytes(1000)) for job in range(count)]
 
 
@@ -42,11 +44,14 @@ def test_the_receiver_counts_and_the_round_trip_is_asked_for_once(packet: Any) -
     assert peer.paths == ["GET /runs/run-1/probe"] * 3 + ["POST /runs/run-1/packets"] * 2
 
 
-def test_the_window_learns_how_fast_packets_pass(packet: Any) -> None:
-    peer, window = FakePeer([0.1] * 3, [(2.1, {PASSED_HEADER: "1000000 2.0"})]), Window()
-    PacketSender(lambda: peer, window).send(packet(0), bytes(1000))  # type: ignore[arg-type, return-value]
-    assert window.nbytes("there") == 112_500
-    assert window.nbytes("back") is None
+def test_a_window_is_asked_for_once_the_bandwidth_is_known(packet: Any) -> None:
+    peer, back = FakePeer([0.1] * 3, [(2.1, {PASSED_HEADER: "1000000 2.0"})] * 2), Window()
+    sender = PacketSender(lambda: peer, back)  # type: ignore[arg-type, return-value]
+    back.passed(10**6, 1.0)
+    for job in range(2):
+        sender.send(packet(job), bytes(1000))
+    assert peer.queries[-2:] == [None, {"window": "112500"}]
+    assert back.nbytes == 225_000  # whose round trip is the same
 
 
 def test_a_quicker_packet_lowers_the_round_trip(packet: Any) -> None:
@@ -71,7 +76,7 @@ def test_two_packets_are_under_way_on_connections_of_their_own(packet: Any) -> N
 
     peers = [Meeting([0.1] * 3, [(0.5, {})] * 2) for _ in range(2)]
     made = iter(peers)
-    sender = PacketSender(lambda: next(made), Window())  # type: ignore[arg-type, return-value]
+    sender = PacketSender(lambda: next(made))  # type: ignore[arg-type, return-value]
     threads = [threading.Thread(target=sender.send, args=(packet(job), b"x")) for job in range(2)]
     for thread in threads:
         thread.start()
@@ -85,7 +90,7 @@ def test_a_connection_is_free_again_after_an_error(packet: Any) -> None:
         def request(self, method: str, path: str, what: str, **options: Any) -> Reply:
             raise TransportError("gone")
 
-    sender = PacketSender(lambda: Broken([], []), Window())  # type: ignore[arg-type, return-value]
+    sender = PacketSender(lambda: Broken([], []))  # type: ignore[arg-type, return-value]
     for job in range(5):
         with pytest.raises(TransportError, match="gone"):
             sender.send(packet(job), b"x")
