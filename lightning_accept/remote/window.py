@@ -9,8 +9,6 @@ from contextlib import suppress
 from typing import Any
 
 LEAST, MOST = 8 * 1024, 64 * 2**20
-_UNLIMITED = 256 * 1024
-"""Bytes from which on the system finds a connection's window itself, as it does while nothing is known."""
 _SMALLEST_MESSAGE = 8 * 1024
 _MARGIN = 1.5
 _SLACK = 0.05
@@ -62,5 +60,4 @@ def limit_received(connection: Any, nbytes: int | None) -> None:
     if option is None or nbytes is None:
         return
     with suppress(OSError):
-        if min(nbytes, connection.getsockopt(socket.IPPROTO_TCP, option)) < _UNLIMITED:
-            connection.setsockopt(socket.IPPROTO_TCP, option, nbytes)
+        connection.setsockopt(socket.IPPROTO_TCP, option, nbytes)
