@@ -25,6 +25,8 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ[_name] = "1"
 for _name in [name for name in os.environ if name.lower().endswith("_proxy")]:
     del os.environ[_name]
+# LightningCLI warns where nobody has set a seed before, which would depend on the tests that ran before.
+os.environ["PL_GLOBAL_SEED"] = "0"
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
