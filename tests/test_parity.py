@@ -24,9 +24,8 @@ raw_strategy = partial(AccEPTStrategy, forward_codec="raw", backward_codec="raw"
 
 @pytest.fixture(autouse=True)
 def _one_way_to_compute() -> Iterator[None]:
-    """PyTorch evaluates transformer layers by a fused kernel, whose last bit differs from that of training on some
-    processors. Stages have training's graph, so plain Lightning must compute likewise to be compared to the bit.
-    """
+    # PyTorch evaluates transformer layers by a fused kernel, whose last bit differs from that of training on some
+    # processors. Stages have training's graph, so plain Lightning must compute likewise to be compared to the bit.
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     yield
