@@ -2,9 +2,9 @@
 
     python benchmarks/bandwidth.py [mnist] [activity] [target] [--quick] [--json FILE] [...]
 
-A full run takes about 90 minutes for *mnist*, 40 for *activity* and an hour for *target*, and wants the machine for
-itself. With --json every cell is written as soon as it is over; a run that was interrupted goes on where it stopped,
-and cells that failed are tried again.
+A full run takes about two hours for *mnist*, 40 minutes for *activity* and an hour for *target*, and wants the machine
+for itself. With --json every cell is written as soon as it is over; a run that was interrupted goes on where it
+stopped, and cells that failed are tried again.
 
 1. *mnist*: MobileNetV2 on 32x32 images, batch 128, a central node and two workers with unequal CPU shares in two
    orders, links of 0.4 to 100 Mbit/s, the methods of methods.py. Seconds per batch in the steady state; how many times

@@ -8,6 +8,8 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.loops.optimization.automatic import Closure
+from lightning.pytorch.utilities.rank_zero import WarningCache
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -200,9 +202,10 @@ def test_limit_val_batches_reads_no_further() -> None:
     assert validation.read == [*flow(1, 2), *flow(1, 4)]
 
 
-# Lightning warns once in a process, so not if another test came first.
-@pytest.mark.filterwarnings("ignore:.*returned `None`:UserWarning")
-def test_a_step_that_returns_none_skips_its_update() -> None:
+def test_a_step_that_returns_none_skips_its_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Lightning warns once in a process, so not if another test came first.
+    monkeypatch.setattr(Closure, "warning_cache", WarningCache())
+
     class Skipping(Model):
         def training_step(self, batch: Tensor, batch_idx: int) -> Any:
             loss = super().training_step(batch, batch_idx)
@@ -218,5 +221,6 @@ def test_a_step_that_returns_none_skips_its_update() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(module, DataLoader(Numbers(8), 1))
+    with pytest.warns(UserWarning, match="returned `None`"):
+        trainer.fit(module, DataLoader(Numbers(8), 1))
     assert_trained(module, flow(1, 8))

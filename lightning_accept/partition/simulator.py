@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from lightning_accept.partition.model import PipelineModel
 from lightning_accept.partition.network import Flow, Network
@@ -106,10 +106,6 @@ def simulate(model: PipelineModel, schedule: Schedule, batches: int | None = Non
 def simulate_period(model: PipelineModel, schedule: Schedule) -> float:
     """Only the period of :func:`simulate`."""
     return _steady_run(model, schedule, None)[1].period
-
-
-_Message: TypeAlias = tuple[int, Kind, int]
-"""Hop, kind and job."""
 
 
 @dataclass

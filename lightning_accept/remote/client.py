@@ -98,7 +98,6 @@ class HttpWorker:
     def __init__(self, url: str, token: str, *, timeout: float = 60.0, cafile: str | None = None) -> None:
         self.name = self.address = check_url(url)
         self._interrupter = Interrupter()
-
         window = Window()
 
         def new_peer(interrupter: Interrupter | None = None) -> Peer:

@@ -8,8 +8,9 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
+from lightning_accept.pipeline.link_meter import SMALLEST_BYTES
+
 LEAST, MOST = 8 * 1024, 64 * 2**20
-_SMALLEST_MESSAGE = 8 * 1024
 _MARGIN = 1.5
 _SLACK = 0.05
 """Seconds that a device may leave its connections alone, while others have its processor."""
@@ -37,7 +38,7 @@ class Window:
         with self._lock:
             if round_trip is not None:
                 self._round_trip = min(self._round_trip, round_trip)
-            if nbytes >= _SMALLEST_MESSAGE and seconds > 0:
+            if nbytes >= SMALLEST_BYTES and seconds > 0:
                 self._rates.append(nbytes / seconds)
 
     @property

@@ -29,7 +29,7 @@ def test_half_more_than_the_bandwidth_over_a_round_trip_and_a_little_longer() ->
 def test_nothing_is_limited_while_bandwidth_or_round_trip_are_unknown() -> None:
     found = Window()
     found.passed(100, 1.0, 0.1)  # too short a message to tell anything
-    found.passed(window._SMALLEST_MESSAGE, 0.0)
+    found.passed(window.SMALLEST_BYTES, 0.0)
     assert found.nbytes is None
     found = Window()
     found.passed(10**6, 1.0)
