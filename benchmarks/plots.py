@@ -75,7 +75,80 @@ def _curves(axes: Axes, runs: list[dict[str, Any]]) -> None:
     axes.set_ylabel("test accuracy")
 
 
-PLOTS: dict[str, Callable[[Document], Figure]] = {"bandwidth": bandwidth}
+def alternatives(document: Document) -> Figure:
+    """Samples per second of every method, one panel per rate; a device alone is the same in all."""
+    speed = [row for row in document["rows"].get("speed", []) if row.get("samples_per_s") is not None]
+    rates = sorted({row["rate_mbit"] for row in speed if row["rate_mbit"] is not None})
+    methods = list(dict.fromkeys(row["method"] for row in speed))[::-1]
+    figure, axes = pyplot.subplots(
+        1, max(1, len(rates)), figsize=(3.0 + 2.6 * max(1, len(rates)), 4.2), sharey=True, squeeze=False
+    )
+    for rate, place in zip(rates, axes[0], strict=False):
+        found = {row["method"]: row["samples_per_s"] for row in speed if row["rate_mbit"] in (None, rate)}
+        own = ["tab:orange" if method == "ours" else "tab:blue" for method in methods]
+        bars = place.barh(methods, [found.get(method, 0.0) for method in methods], color=own)
+        labels = [f"{found[method]:.3g}" if method in found else "none" for method in methods]
+        place.bar_label(bars, labels, padding=2, fontsize="small")
+        place.set_title(f"{rate:g} Mbit/s", fontsize="medium")
+        place.set_xlabel("samples per second")
+        place.margins(x=0.2)
+    return figure
+
+
+def accuracy(document: Document) -> Figure:
+    """Test accuracy of every run, one panel per task; the bar is the mean over the seeds."""
+    runs = document["rows"].get("runs", [])
+    tasks = list(dict.fromkeys(run["task"] for run in runs))
+    figure, axes = pyplot.subplots(1, max(1, len(tasks)), figsize=(4.2 * max(1, len(tasks)), 3.2), squeeze=False)
+    for task, place in zip(tasks, axes[0], strict=False):
+        for number, method in enumerate(dict.fromkeys(run["method"] for run in runs if run["task"] == task)):
+            hits = [100 * run["accuracy"] for run in runs if (run["task"], run["method"]) == (task, method)]
+            place.plot(hits, [method] * len(hits), MARKERS[number % len(MARKERS)], alpha=0.7)
+            place.plot([sum(hits) / len(hits)], [method], "k|", markersize=16)
+        place.set_title(task, fontsize="medium")
+        place.set_xlabel("test accuracy, %")
+        place.margins(y=0.3)
+        place.invert_yaxis()
+    return figure
+
+
+def scale(document: Document) -> Figure:
+    """Speed-up over the best device and utilisation against the number of devices: medians and quartiles."""
+    rows = document["rows"]["scale"]
+    figure, axes = pyplot.subplots(1, 2, figsize=(8.4, 3.8))
+    columns = {"speedup": "times as fast as the best device alone", "utilisation": "utilisation of the stages in use"}
+    for (column, text), place in zip(columns.items(), axes, strict=True):
+        kinds = dict.fromkeys((row["chain"], row["micro_batches"]) for row in rows)
+        for number, (chain, micro_batches) in enumerate(kinds):
+            own = [row for row in rows if (row["chain"], row["micro_batches"]) == (chain, micro_batches)]
+            low, middle, high = ([row[column][quarter] for row in own] for quarter in range(3))
+            spread = [
+                [mid - least for mid, least in zip(middle, low, strict=True)],
+                [most - mid for mid, most in zip(middle, high, strict=True)],
+            ]
+            devices = [row["devices"] for row in own]
+            label = f"{chain}, {micro_batches} micro-batch{'es' if micro_batches > 1 else ''}"
+            place.errorbar(devices, middle, spread, fmt=f"{MARKERS[number]}-", capsize=2, markersize=4, label=label)
+        devices = sorted({row["devices"] for row in rows})
+        place.set_xscale("log")
+        place.set_xticks(devices, [str(count) for count in devices], minor=False)
+        place.minorticks_off()
+        place.set_xlabel("devices")
+        place.set_ylabel(text)
+    axes[0].set_yscale("log")
+    axes[0].yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes[0].yaxis.set_major_formatter(FuncFormatter(lambda times, _: f"{times:g}"))
+    axes[1].set_ylim(0.0, 1.05)
+    axes[1].legend(fontsize="small", loc="lower right")
+    return figure
+
+
+PLOTS: dict[str, Callable[[Document], Figure]] = {
+    "bandwidth": bandwidth,
+    "alternatives": alternatives,
+    "accuracy": accuracy,
+    "scale": scale,
+}
 
 
 def draw(source: Path, target: Path) -> None:

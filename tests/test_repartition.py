@@ -223,6 +223,30 @@ def test_noise_of_a_fifth_moves_nothing_in_500_batches(monkeypatch: pytest.Monke
     assert repartition.moves == 0
 
 
+def test_while_a_move_waits_for_the_drain_no_other_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, without a cooldown, the same move was asked for again with every batch that the drain took."""
+    devices = Devices(monkeypatch, [1.0, 1.0, 1.0])
+    repartition = Repartition(every_n_batches=1, cooldown=0)
+    made_before: list[int] = []
+    ask = AccEPTStrategy.repartition
+
+    def asked(strategy: AccEPTStrategy, *arguments: Any) -> None:
+        made_before.append(repartition.moves)
+        ask(strategy, *arguments)
+
+    monkeypatch.setattr(AccEPTStrategy, "repartition", asked)
+
+    class Slow(L.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 9:
+                devices.speeds[1] /= 3
+
+    strategy = raw_strategy(devices.cluster.workers, in_flight=4, latency="measured")
+    fit(Classifier(small_net()), small_data(60), strategy, [Slow(), PredictorFeedback(every_n_batches=5), repartition])
+    assert repartition.moves > 0
+    assert made_before == list(range(repartition.moves))
+
+
 def test_a_move_that_does_not_pay_off_any_more_is_not_made(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,12 +17,16 @@ from .job import Job, Progress
 
 FIRST_COMPRESSED = 2
 """Steps that PowerSGD leaves uncompressed: as few as DDP allows."""
+ONE_BUCKET = 1024
+"""MiB, more than all gradients. PowerSGD starts the later exchanges of a bucket when the earlier are over: with several
+buckets these come in a different order on every device, and gloo pairs what does not belong together."""
 
 
 def train(job: Job, options: Namespace) -> None:
     """Train this device's part of every batch."""
     job.connect()
-    net = DistributedDataParallel(job.net(), broadcast_buffers=False, init_sync=False)
+    bucket = ONE_BUCKET if options.hook == "powersgd" else None
+    net = DistributedDataParallel(job.net(), broadcast_buffers=False, init_sync=False, bucket_cap_mb=bucket)
     if options.hook == "fp16":
         net.register_comm_hook(None, fp16_compress_hook)
     elif options.hook == "powersgd":

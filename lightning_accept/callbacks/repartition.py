@@ -49,11 +49,13 @@ class Repartition(Callback):
         """Repartitions in this fit."""
         self._batches = 0
         self._quiet_until = 0
+        self._moving = False
         self._strategy: AccEPTStrategy | None = None
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.moves = self._batches = self._quiet_until = 0
+        self._moving = False
         self._strategy = strategy_with_foresight(trainer, "Repartition")
 
     @override
@@ -62,7 +64,7 @@ class Repartition(Callback):
     ) -> None:
         self._batches += 1
         foresight = None if self._strategy is None else self._strategy.foresight
-        if foresight is None or foresight.forecast is None or self._batches < self._quiet_until:
+        if foresight is None or foresight.forecast is None or self._moving or self._batches < self._quiet_until:
             return
         if foresight.stale or self._batches % self.every_n_batches == 0:
             foresight.stale = False
@@ -96,12 +98,14 @@ class Repartition(Callback):
                 cost,
             )
             return
-        self._quiet_until = self._batches + max(1, self.cooldown)
+        self._moving = True  # until the pipeline is drained, which can take more batches than the cooldown
         assert self._strategy is not None
         self._strategy.repartition(new, lambda report: self._moved(trainer, foresight, new, period, report))
 
     def _moved(self, trainer: Trainer, foresight: Foresight, new: Forecast, period: float, report: MoveReport) -> None:
         self.moves += 1
+        self._moving = False
+        self._quiet_until = self._batches + self.cooldown
         log.info(
             "repartition: moved %d layers (%d bytes) in %.3g s; %.3g s per batch expected instead of %.3g s; %s",
             report.layers,
