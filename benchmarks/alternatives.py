@@ -323,7 +323,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[1.0, 10.0, 100.0], help="Mbit/s of every link")
     parser.add_argument("--shares", type=float, nargs=3, default=[75.0, 50.0, 25.0], help="percent of a core each")
     parser.add_argument("--methods", nargs="+", help="only methods whose names begin so")
-    parser.add_argument("--micro-batches", type=int, nargs="+", default=[3, 4, 8, 16], help="of 1F1B")
+    parser.add_argument("--micro-batches", type=int, nargs="+", default=[4, 8, 16], help="of 1F1B")
     parser.add_argument("--powersgd-rank", type=int, default=2)
     parser.add_argument("--local-steps", type=int, default=10, help="of Flower's rounds")
     parser.add_argument("--our-method", default="ours", help="what ours is: one of methods.py")

@@ -34,6 +34,7 @@ from methods import METHODS
 from report import Report
 from tasks import mobilenet
 
+from lightning_accept.codecs import Raw
 from lightning_accept.graph import Chain, trace
 from lightning_accept.partition.choose import round_trips
 from lightning_accept.partition.forecast import whole_batch
@@ -83,7 +84,7 @@ def mobilenet_chain() -> Work:
     """MobileNetV2."""
     codecs = METHODS["ours"].codec_arguments("digits")
     chain = Chain.from_trace(trace(mobilenet(), (torch.zeros(BATCH, 3, 32, 32),), {}))
-    down, up = crossing(chain, codecs["forward_codec"], codecs["backward_codec"], {})
+    down, up = crossing(chain, codecs["forward_codec"], codecs["backward_codec"], {}, output_codecs=(Raw(), Raw()))
     return Work("MobileNetV2", [layer.flops for layer in chain.layers], down, up)
 
 

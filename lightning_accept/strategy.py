@@ -89,6 +89,9 @@ class AccEPTStrategy(SingleDeviceStrategy):
             choice of ``benchmarks/convergence.py``; ``raw`` changes nothing.
         backward_codec: Codec for gradients, likewise; ``auto`` is ``StochasticUniform(8)``.
         eval_codec: Codec for activations in validation, test and predict.
+        compress_output: Whether the module's output and its gradient go through these codecs too. ``auto`` compresses
+            them unless they are small against what crosses the cuts before them, as a classifier's logits are: the
+            loss is computed from them, and rounding them saves next to nothing.
         weight_prediction: Forward batches in flight with the weights expected when their update comes.
         sync_warmup_steps: Optimizer steps at the start of training with one batch in flight only.
         token: The workers' bearer token; by default the environment's ``LIGHTNING_ACCEPT_TOKEN``. Embedded workers get
@@ -115,6 +118,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
         forward_codec: str | Codec = "auto",
         backward_codec: str | Codec = "auto",
         eval_codec: str | Codec = "raw",
+        compress_output: bool | str = "auto",
         weight_prediction: bool = True,
         sync_warmup_steps: int = 0,
         token: str | None = None,
@@ -138,6 +142,8 @@ class AccEPTStrategy(SingleDeviceStrategy):
             raise ValueError(f"in_flight={in_flight!r}: give 'auto' or a number from 1")
         if not (micro_batches == "auto" or (isinstance(micro_batches, int) and micro_batches >= 1)):
             raise ValueError(f"micro_batches={micro_batches!r}: give 'auto' or a number from 1")
+        if compress_output not in (True, False, "auto"):
+            raise ValueError(f"compress_output={compress_output!r}: give 'auto', True or False")
         if isinstance(partition, str) and partition != "auto":
             raise ValueError(f"partition={partition!r}: give 'auto' or the first layer of every worker's stage")
         self._worker_places = workers
@@ -152,6 +158,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
             "backward_codec": default_backward() if backward_codec == "auto" else make_codec(backward_codec),
             "eval_codec": make_codec(eval_codec),
         }
+        self._compress_output = None if compress_output == "auto" else bool(compress_output)
         self._weight_prediction = weight_prediction
         self._sync_warmup_steps = sync_warmup_steps
         self._token = token
@@ -203,7 +210,10 @@ class AccEPTStrategy(SingleDeviceStrategy):
         try:
             handles = self._make_workers()
             settings = Settings(
-                **self._codecs, weight_prediction=self._weight_prediction, seed=torch.initial_seed() % 2**63
+                **self._codecs,
+                weight_prediction=self._weight_prediction,
+                seed=torch.initial_seed() % 2**63,
+                compress_output=self._compress_output,
             )
             self._pipeline = CentralPipeline(
                 handles,

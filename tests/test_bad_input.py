@@ -341,6 +341,7 @@ def test_an_optimizer_outside_torch_names_the_workers_option(in_flight: int) -> 
         ({"in_flight": 0}, "in_flight=0: give 'auto' or a number from 1"),
         ({"in_flight": "many"}, "in_flight='many': give 'auto'"),
         ({"micro_batches": 0}, "micro_batches=0: give .auto. or a number from 1"),
+        ({"compress_output": "yes"}, "compress_output='yes': give 'auto', True or False"),
         ({"partition": "equal"}, "partition='equal': give 'auto' or the first layer"),
         ({"forward_codec": "zip"}, "zip"),
     ],

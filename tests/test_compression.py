@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_accept import AccEPTStrategy, BitWidthScheduler, MultiBit, StochasticUniform
-from lightning_accept.codecs import Codec, decode
+from lightning_accept.codecs import Codec, Raw, decode
 from lightning_accept.pipeline.messages import Packet, PipelineError
 from lightning_accept.pipeline.runner import build_stage
 from lightning_accept.remote.disturb import Disturbance, RandomDisturbance
@@ -152,14 +152,38 @@ CODECS: dict[str, tuple[Codec, Codec]] = {
 }
 
 
+def wide_net() -> nn.Sequential:
+    """As make_net, but the output is small against what crosses the cuts before it."""
+    return nn.Sequential(
+        *(nn.Linear(6, 256), nn.Tanh()),
+        *(nn.Linear(256, 256), nn.Tanh()),
+        *(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 20)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "compress_output", "compressed"),
+    [
+        (make_net, "auto", True),
+        (make_net, False, False),
+        (wide_net, "auto", False),
+        (wide_net, True, True),
+    ],
+)
 @pytest.mark.parametrize("name", CODECS)
-def test_gradients_pass_straight_through_quantised_activations(name: str) -> None:
-    """Equal to quantising by hand between the stages of an ordinary module, each link with codecs of its own."""
+def test_gradients_pass_straight_through_quantised_activations(
+    name: str, make: Callable[[], nn.Sequential], compress_output: Any, compressed: bool
+) -> None:
+    """Equal to quantising by hand between the stages of an ordinary module, each link with codecs of its own.
+
+    The output and its gradient go through codecs where that is asked for, or else if they are not small.
+    """
     down, up = CODECS[name]
-    net, data = make_net(), make_data(6)
-    reference = make_net()
+    net, data = make(), make_data(6)
+    data = TensorDataset(data.tensors[0], data.tensors[1] % net[-1].out_features)
+    reference = make()
     reference.load_state_dict(net.state_dict())
-    links = [Link(down, up), Link(down, up), Link(down, up)]
+    links = [Link(down, up), Link(down, up), Link(down, up) if compressed else Link(Raw(), Raw())]
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.05, momentum=0.9)
     for _ in range(2):
         for x, target in DataLoader(data, BATCH):
@@ -170,7 +194,8 @@ def test_gradients_pass_straight_through_quantised_activations(name: str) -> Non
             optimizer.step()
         for link in links:
             link.codecs[0].start_epoch()
-    trained = fit(Model(net), memory(in_flight=1, forward_codec=down, backward_codec=up), data, max_epochs=2)
+    strategy = memory(in_flight=1, forward_codec=down, backward_codec=up, compress_output=compress_output)
+    trained = fit(Model(net), strategy, data, max_epochs=2)
     torch.testing.assert_close(trained.net.state_dict(), reference.state_dict(), rtol=1e-5, atol=1e-6)
 
 
@@ -348,8 +373,9 @@ def test_bytes_on_the_socket_agree_with_the_codecs_figure(
     )
     meter = Meter(counting)
     fit(Model(net), strategy, TensorDataset(images, labels), batch_size=batch, callbacks=[meter])
-    shapes = [(batch, 16, 32, 32), (batch, 24, 32, 32), (batch, CLASSES)]
-    promised = meter.batches * sum(down.wire_bytes(shape, 4) + up.wire_bytes(shape, 4) for shape in shapes)
+    shapes = [(batch, 16, 32, 32), (batch, 24, 32, 32)]
+    output = 2 * 4 * batch * CLASSES  # it is small, and travels as it is
+    promised = meter.batches * (sum(down.wire_bytes(shape, 4) + up.wire_bytes(shape, 4) for shape in shapes) + output)
     assert meter.batches == 5
     assert meter.in_figures == promised
     assert promised < meter.on_socket <= promised * 1.02

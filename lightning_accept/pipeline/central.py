@@ -293,7 +293,8 @@ class CentralPipeline:
         first, last = self.workers[0], self.workers[-1]
         self._mailbox.new_term(self.term)
         self._mailbox.follow(first, last)
-        ends = [(first, 1, codecs.forward_codec), (last, len(self.workers), codecs.backward_codec)]
+        _, of_output = codecs.output_codecs(target.chain)
+        ends = [(first, 1, codecs.forward_codec), (last, len(self.workers), of_output)]
         self._senders = [
             sender_to(
                 *end,

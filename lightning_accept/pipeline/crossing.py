@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 
 from lightning_accept.codecs import Codec
@@ -11,6 +12,8 @@ from lightning_accept.graph.program import CutValue
 MESSAGE_BYTES = 1300
 """What one message takes beside its tensors: HTTP's headers, the metadata of frame and packet, and the reply to
 the message that comes the other way."""
+_SMALL = 8
+"""An output is small up to this part (one over it) of a typical cut's bytes: what the default codec leaves of those."""
 
 
 def at_width(codec: Codec, bits: int | None) -> Codec:
@@ -38,8 +41,31 @@ def resized(cut: Sequence[CutValue], traced: int, batch: int) -> list[tuple[int,
     ]
 
 
+def small_output(cut_bytes: Sequence[int]) -> bool:
+    """Whether nothing is won by compressing the module's output: it is small against the cuts before it.
+
+    A classifier's logits are. Rounding them would cost accuracy, since the loss is computed from them, and save
+    next to nothing.
+
+    Args:
+        cut_bytes: Bytes that cross each cut without a codec, the input's left out; the last one is the output.
+    """
+    *inner, output = cut_bytes
+    return not inner or _SMALL * output <= statistics.median(inner)
+
+
+def cut_bytes(chain: Chain) -> list[int]:
+    """Bytes per job, as traced and without a codec, that cross each cut after the input: ``[layers]``."""
+    return [sum(value.nbytes for value in chain.cut(index)) for index in range(1, len(chain.layers) + 1)]
+
+
 def crossing(
-    chain: Chain, forward_codec: Codec, backward_codec: Codec, bits: Mapping[str, int], batch: int | None = None
+    chain: Chain,
+    forward_codec: Codec,
+    backward_codec: Codec,
+    bits: Mapping[str, int],
+    batch: int | None = None,
+    output_codecs: tuple[Codec, Codec] | None = None,
 ) -> tuple[list[int], list[int]]:
     """Bytes per job of the activations and of the gradients that cross each cut, framing included.
 
@@ -49,6 +75,7 @@ def crossing(
         backward_codec: For gradients.
         bits: Bit widths in force, ``forward`` and ``backward``; a codec's own where one is missing.
         batch: Samples per job; None for as many as were traced.
+        output_codecs: For the output and its gradient, where they are others.
 
     Returns:
         Two lists ``[layers + 1]``; entry p is the cut before layer p, the last one the output.
@@ -57,6 +84,11 @@ def crossing(
     forward, backward = at_width(forward_codec, bits.get("forward")), at_width(backward_codec, bits.get("backward"))
     down, up = [], []
     for index in range(len(chain.layers) + 1):
+        if index == len(chain.layers) and output_codecs is not None:
+            forward, backward = (
+                at_width(codec, bits.get(name))
+                for codec, name in zip(output_codecs, ("forward", "backward"), strict=True)
+            )
         cut = chain.cut(index)
         sized = list(zip(cut, resized(cut, traced, batch or traced), strict=True))
         down.append(MESSAGE_BYTES + sum(forward.wire_bytes(shape, value.dtype.itemsize) for value, shape in sized))

@@ -11,10 +11,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_accept.codecs import Codec, codec_config
+from lightning_accept.codecs import Codec, Raw, codec_config
 from lightning_accept.graph import Chain, Trace
 from lightning_accept.partition.schedule import Schedule
 from lightning_accept.pipeline import optimizers as optim
+from lightning_accept.pipeline.crossing import cut_bytes, small_output
 from lightning_accept.pipeline.handover import nbytes
 from lightning_accept.pipeline.messages import Deployment, PipelineError, Sources
 from lightning_accept.pipeline.transport import WorkerHandle
@@ -33,6 +34,8 @@ class Settings:
         eval_codec: For activations in validation, test and predict.
         weight_prediction: Forward with predicted weights while batches are in flight.
         seed: Seeds the random operations of batches in flight.
+        compress_output: Whether the module's output and its gradient go through the codecs too; None where they are
+            not small.
     """
 
     forward_codec: Codec
@@ -40,6 +43,14 @@ class Settings:
     eval_codec: Codec
     weight_prediction: bool
     seed: int
+    compress_output: bool | None = None
+
+    def output_codecs(self, chain: Chain) -> tuple[Codec, Codec]:
+        """The codecs for the output of ``chain`` and for its gradient, while training."""
+        compress = self.compress_output
+        if compress is None:
+            compress = not small_output(cut_bytes(chain))
+        return (self.forward_codec, self.backward_codec) if compress else (Raw(), Raw())
 
 
 def resolve_partition(partition: Sequence[int | str], layers: Sequence[str], workers: int) -> list[int]:
@@ -135,13 +146,15 @@ def make_deployments(
     """
     edges = [*starts, len(chain.layers)]
     synchronous = schedule.synchronous
-    codecs = {
-        "forward": codec_config(settings.forward_codec),
-        "backward": codec_config(settings.backward_codec),
-        "evaluate": codec_config(settings.eval_codec),
-    }
+    output_codec, _ = settings.output_codecs(chain)
     deployments = []
     for index in range(len(workers)):
+        last = index == len(workers) - 1
+        codecs = {
+            "forward": codec_config(output_codec if last else settings.forward_codec),
+            "backward": codec_config(settings.backward_codec),
+            "evaluate": codec_config(settings.eval_codec),
+        }
         program = chain.program(edges[index], edges[index + 1])
         held = {name for names in sources[index].names.values() for name in names} if sources is not None else set()
         names: dict[nn.Parameter, str] = {trace.parameters[name]: name for name in program.parameters}

@@ -368,7 +368,14 @@ class Foresight:
     def _problem(self, size: _Size) -> Problem:
         """The planner's problem for one job."""
         settings, pipeline = self._pipeline.settings, self._pipeline
-        down, up = crossing(self._chain, settings.forward_codec, settings.backward_codec, pipeline.bits, size.batch)
+        down, up = crossing(
+            self._chain,
+            settings.forward_codec,
+            settings.backward_codec,
+            pipeline.bits,
+            size.batch,
+            settings.output_codecs(self._chain),
+        )
         layers = self._chain.layers
         schedule = default_schedule(len(pipeline.claimed), self._wishes.in_flight, size.micro_batches)
         devices = []

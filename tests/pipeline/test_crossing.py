@@ -8,7 +8,7 @@ from torch import nn
 
 from lightning_accept.codecs import Codec, MultiBit, Raw, StochasticUniform
 from lightning_accept.graph import Chain, trace
-from lightning_accept.pipeline.crossing import MESSAGE_BYTES, at_width, crossing
+from lightning_accept.pipeline.crossing import MESSAGE_BYTES, at_width, crossing, cut_bytes, small_output
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,21 @@ def test_bits_in_force_count(chain: Chain) -> None:
     half = crossing(chain, MultiBit(4), StochasticUniform(8), {"backward": 4})[1]
     assert two[1] < four[1]
     assert half[1] < up[1]
+
+
+def test_the_output_may_have_other_codecs(chain: Chain) -> None:
+    down, up = crossing(chain, MultiBit(4), StochasticUniform(8), {})
+    others = crossing(chain, MultiBit(4), StochasticUniform(8), {"forward": 4}, output_codecs=(Raw(), Raw()))
+    assert (others[0][:-1], others[1][:-1]) == (down[:-1], up[:-1])
+    assert others[0][-1] == others[1][-1] == MESSAGE_BYTES + cut_bytes(chain)[-1]
+
+
+def test_an_output_is_small_against_a_typical_cut(chain: Chain) -> None:
+    assert cut_bytes(chain) == [4 * 12 * 5 * width for width in (6, 8, 3)]
+    assert not small_output(cut_bytes(chain))
+    assert small_output([1, 800, 900, 100])
+    assert not small_output([1, 800, 900, 101])
+    assert small_output([100])
 
 
 def test_a_codec_without_a_width_keeps_none() -> None:

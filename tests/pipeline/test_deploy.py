@@ -40,7 +40,7 @@ def test_partitions_that_do_not_fit(partition: Any, message: str) -> None:
         resolve_partition(partition, LAYERS, 2)
 
 
-def make(in_flight: int, **arguments: Any) -> tuple[nn.Sequential, Any, list[Any]]:
+def make(in_flight: int, compress_output: bool | None = None, **arguments: Any) -> tuple[nn.Sequential, Any, list[Any]]:
     net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3), nn.Linear(3, 3))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     net(torch.randn(4, 3)).sum().backward()
@@ -48,7 +48,7 @@ def make(in_flight: int, **arguments: Any) -> tuple[nn.Sequential, Any, list[Any
     traced = trace(net, (torch.randn(4, 3),), {})
     chain = Chain.from_trace(traced)
     workers: Any = [SimpleNamespace(address=f"http://w{n}") for n in (1, 2)]
-    settings = Settings(Fp16(), Raw(), Raw(), weight_prediction=True, seed=7)
+    settings = Settings(Fp16(), Raw(), Raw(), weight_prediction=True, seed=7, compress_output=compress_output)
     starts = [len(chain.layers) - 2, len(chain.layers) - 1]
     schedule = default_schedule(2, in_flight)
     options = {"gradients": {}, "run": "r", "term": 3, "link_token": "t", **arguments}
@@ -76,6 +76,12 @@ def test_in_flight_and_synchronous_stages_differ_in_order_seed_and_prediction() 
     in_flight = [[d.spec[name] for name in wanted] for d in make(4)[2]]
     assert in_flight == [[3, True, 7], [2, True, 7]]
     assert [[d.spec[name] for name in wanted] for d in make(1)[2]] == [[None, False, None]] * 2
+
+
+@pytest.mark.parametrize(("compress_output", "output"), [(None, "fp16"), (True, "fp16"), (False, "raw")])
+def test_only_the_last_stage_knows_of_the_output(compress_output: bool | None, output: str) -> None:
+    names = [d.spec["codecs"]["forward"]["name"] for d in make(4, compress_output=compress_output)[2]]
+    assert names == ["fp16", output]
 
 
 def test_what_workers_hold_is_left_out() -> None:
