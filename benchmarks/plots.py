@@ -77,22 +77,28 @@ def _curves(axes: Axes, runs: list[dict[str, Any]]) -> None:
 
 def alternatives(document: Document) -> Figure:
     """Samples per second of every method, one panel per rate; a device alone is the same in all."""
-    speed = [row for row in document["rows"].get("speed", []) if row.get("samples_per_s") is not None]
+    speed = document["rows"].get("speed", [])
     rates = sorted({row["rate_mbit"] for row in speed if row["rate_mbit"] is not None})
     methods = list(dict.fromkeys(row["method"] for row in speed))[::-1]
-    figure, axes = pyplot.subplots(
-        1, max(1, len(rates)), figsize=(3.0 + 2.6 * max(1, len(rates)), 4.2), sharey=True, squeeze=False
-    )
+    colours = ["tab:orange" if method == "ours" else "tab:blue" for method in methods]
+    panels = max(1, len(rates))
+    figure, axes = pyplot.subplots(1, panels, figsize=(3.0 + 2.6 * panels, 4.2), sharey=True, squeeze=False)
     for rate, place in zip(rates, axes[0], strict=False):
-        found = {row["method"]: row["samples_per_s"] for row in speed if row["rate_mbit"] in (None, rate)}
-        own = ["tab:orange" if method == "ours" else "tab:blue" for method in methods]
-        bars = place.barh(methods, [found.get(method, 0.0) for method in methods], color=own)
-        labels = [f"{found[method]:.3g}" if method in found else "none" for method in methods]
-        place.bar_label(bars, labels, padding=2, fontsize="small")
+        found = {row["method"]: row for row in speed if row["rate_mbit"] in (None, rate)}
+        rows = [found.get(method, {}) for method in methods]
+        bars = place.barh(methods, [row.get("samples_per_s") or 0.0 for row in rows], color=colours)
+        place.bar_label(bars, [_fast(row) for row in rows], padding=2, fontsize="small")
         place.set_title(f"{rate:g} Mbit/s", fontsize="medium")
         place.set_xlabel("samples per second")
         place.margins(x=0.2)
     return figure
+
+
+def _fast(row: dict[str, Any]) -> str:
+    if row.get("samples_per_s") is not None:
+        return f"{row['samples_per_s']:.3g}"
+    most = row.get("samples_per_s_at_most")
+    return "none" if most is None else f"under {most:.3g}"
 
 
 def accuracy(document: Document) -> Figure:
