@@ -33,11 +33,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from convergence import METHODS, Method, Parts, Task, load_digits, load_har, mobilenet, ours, run
+from methods import OUR_BITS
 from report import Report
 from torch import Tensor, nn
 
 from lightning_accept.models.activity import activity_cnn
 
+BITS = {"activity": OUR_BITS["activity"], "mnist": OUR_BITS["digits"]}
+"""Ours, per activation and per gradient."""
 LIMIT = 0.5
 """Points that ours may lose against a single device."""
 SINGLE = "single device"
@@ -140,7 +143,7 @@ def measure(report: Report, arguments: argparse.Namespace) -> None:
         epochs = epochs_of(report, name, task, parts, arguments.minutes)
         settings = {"epochs": epochs, "samples": len(parts[0]), "rate": task.rate, "batch": task.batch}
         for seed in range(arguments.seeds or (1 if arguments.quick else task.seeds)):
-            for label, method in methods(arguments.bits).items():
+            for label, method in methods(arguments.bits or BITS[name]).items():
                 key = {"task": name, "method": label, "seed": seed, **settings}
                 if not any(key.items() <= row.items() for row in report.rows.get("runs", ())):
                     report.row("runs", **key, **run(task, parts, method, seed, epochs))
@@ -179,7 +182,7 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", help=f"some of: {' '.join(TASKS)}")
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder with har.npz and mnist.npz")
     parser.add_argument("--minutes", type=float, default=30.0, help="of a single device's training on MNIST")
-    parser.add_argument("--bits", type=int, nargs=2, default=[4, 4], help="of ours, per activation and per gradient")
+    parser.add_argument("--bits", type=int, nargs=2, help="of ours, per activation and per gradient")
     parser.add_argument("--seeds", type=int, help="instead of three for activity and one for MNIST")
     parser.add_argument("--quick", action="store_true", help="a few batches of each, to see that it runs")
     parser.add_argument("--json", help="write the raw figures to this file, and go on from what it holds")
