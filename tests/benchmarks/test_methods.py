@@ -27,7 +27,7 @@ def test_what_is_compressed() -> None:
         forward, backward = codecs[name]
         assert forward.config() == MultiBit(2, "signed", reinit_every_epoch=True).config()
         assert backward.config() == StochasticUniform(8).config()
-    assert [codec.bits for codec in methods.ours("activity")] == [2, 4]
+    assert [codec.bits for codec in methods.ours("activity")] == [6, 4]
 
 
 def test_the_papers_codecs_follow_the_learning_rate() -> None:

@@ -94,7 +94,7 @@ def test_tensorboard_read_back(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     logger = TensorBoardLogger(tmp_path, name="run")
     links = MemoryCluster(2, build_stage, links=lambda source, target: Speed(1e6, 1e-3))
-    strategy = AccEPTStrategy(workers=links.workers, in_flight=3, partition=[2, 4])
+    strategy = AccEPTStrategy(workers=links.workers, in_flight=3, partition=[2, 4], compress_output=True)
     fit(PipelineMonitor(every_n_batches=4, timeline_batches=3), strategy=strategy, logger=logger)
     events = accumulator.EventAccumulator(logger.log_dir, size_guidance={"images": 0, "scalars": 0, "tensors": 0})
     events.Reload()

@@ -17,6 +17,7 @@ from lightning_accept.latency.profile import Profile, ProfileRequest
 from lightning_accept.latency.submodels import Measurement
 from lightning_accept.partition.link import Speed
 from lightning_accept.pipeline.crossing import crossing
+from lightning_accept.pipeline.deploy import Settings
 from lightning_accept.pipeline.foresight import Foresight, Wishes
 from lightning_accept.pipeline.messages import StageReport
 
@@ -82,7 +83,7 @@ def make(
     **options: Any,
 ) -> tuple[Foresight, Any]:
     workers = [Worker(devices, number, speed or Speed()) for number in range(1, len(devices.speeds))]
-    settings = SimpleNamespace(forward_codec=Raw(), backward_codec=Raw())
+    settings = Settings(Raw(), Raw(), Raw(), weight_prediction=True, seed=0)
     pipeline: Any = SimpleNamespace(
         claimed=workers, device=torch.device("cpu"), settings=settings, bits={}, received={"up": None, "down": None}
     )
