@@ -37,6 +37,7 @@ GRACE = 15.0
 """Seconds that processes started by the tests have to end once the last test is over."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several processes, a file's tests stay together, and so do those that measure emulated devices."""
     folder = Path(__file__).parent
