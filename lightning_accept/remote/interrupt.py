@@ -16,10 +16,8 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from lightning_accept.remote.window import Window, limit_received
 
-_BLOCK = 256 * 1024
+_BLOCK = 64 * 1024
 """Bytes per write. The socket's timeout holds for one write, so a slow link only has to manage this much in time."""
-
-
 UNSENT = 16 * 1024
 """Bytes that may wait in this device's own queue, so that what was written has nearly all left."""
 
@@ -91,10 +89,24 @@ class _Adapter(HTTPAdapter):
     def __init__(self, interrupter: Interrupter, window: Window) -> None:
         self._interrupter = interrupter
         self._window = window
+        self._reply_timeout: float | None = None
         super().__init__(pool_connections=1, pool_maxsize=4)
 
+    def send(
+        self,
+        request: requests.PreparedRequest,
+        stream: bool = False,
+        timeout: Any = None,
+        verify: bool | str = True,
+        cert: Any = None,
+        proxies: Any = None,
+    ) -> requests.Response:
+        """Send with the timeout for the reply holding for every write as well, not that for connecting."""
+        self._reply_timeout = timeout[1] if isinstance(timeout, tuple) else timeout
+        return super().send(request, stream, timeout, verify, cert, proxies)
+
     def init_poolmanager(self, connections: int, maxsize: int, block: bool = False, **arguments: Any) -> None:
-        interrupter, window = self._interrupter, self._window
+        adapter, interrupter, window = self, self._interrupter, self._window
 
         class Fitted:
             sock: Any
@@ -107,6 +119,7 @@ class _Adapter(HTTPAdapter):
             def putrequest(self, *arguments: Any, **options: Any) -> None:
                 if self.sock is None:
                     self.connect()
+                self.sock.settimeout(adapter._reply_timeout)
                 limit_received(self.sock, window.nbytes)
                 super().putrequest(*arguments, **options)  # type: ignore[misc]
 
