@@ -390,10 +390,3 @@ def test_a_small_batch_that_was_dropped_was_a_fault_of_a_worker() -> None:
             return None if len(batch[0]) == 1 else loss
 
     train(Skipping, in_memory(4, micro_batches=2), DataLoader(make_data(9), 4))
-
-
-def test_tests_of_a_file_stay_in_one_process(request: pytest.FixtureRequest) -> None:
-    """Once marks for that were set after xdist had read them, and two processes set up emulated devices at once."""
-    if not getattr(request.config.option, "loadgroup", False):
-        pytest.skip("tests are not spread over processes by --dist loadgroup")
-    assert request.node.nodeid.endswith("@test_bugs.py")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,20 @@ SENDER = """
 import socket, sys
 socket.create_connection((sys.argv[1], 9000)).sendall(bytes(int(sys.argv[2])))
 """
+
+
+@pytest.fixture(autouse=True)
+def _not_beside_others(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests of what testbeds leave behind wait until no other process of this run has one, and the other way round."""
+    try:
+        import fcntl
+    except ImportError:  # no Linux, no testbeds
+        yield
+        return
+    alone = request.module.__name__.endswith("test_teardown")
+    with (tmp_path_factory.getbasetemp().parent / "testbeds").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
 
 
 @pytest.fixture(scope="session")
