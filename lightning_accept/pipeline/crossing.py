@@ -81,14 +81,14 @@ def crossing(
         Two lists ``[layers + 1]``; entry p is the cut before layer p, the last one the output.
     """
     traced = chain.batch
-    forward, backward = at_width(forward_codec, bits.get("forward")), at_width(backward_codec, bits.get("backward"))
+    usual = forward_codec, backward_codec
+    inner, last = (
+        (at_width(forward, bits.get("forward")), at_width(backward, bits.get("backward")))
+        for forward, backward in (usual, output_codecs or usual)
+    )
     down, up = [], []
     for index in range(len(chain.layers) + 1):
-        if index == len(chain.layers) and output_codecs is not None:
-            forward, backward = (
-                at_width(codec, bits.get(name))
-                for codec, name in zip(output_codecs, ("forward", "backward"), strict=True)
-            )
+        forward, backward = last if index == len(chain.layers) else inner
         cut = chain.cut(index)
         sized = list(zip(cut, resized(cut, traced, batch or traced), strict=True))
         down.append(MESSAGE_BYTES + sum(forward.wire_bytes(shape, value.dtype.itemsize) for value, shape in sized))
