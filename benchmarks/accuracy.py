@@ -145,7 +145,8 @@ def measure(report: Report, arguments: argparse.Namespace) -> None:
         for seed in range(arguments.seeds or (1 if arguments.quick else task.seeds)):
             for label, method in methods(arguments.bits or BITS[name]).items():
                 key = {"task": name, "method": label, "seed": seed, **settings}
-                if not any(key.items() <= row.items() for row in report.rows.get("runs", ())):
+                wanted = any(label.startswith(start) for start in arguments.methods or [""])
+                if wanted and not any(key.items() <= row.items() for row in report.rows.get("runs", ())):
                     report.row("runs", **key, **run(task, parts, method, seed, epochs))
                     report.finish(arguments.json)
 
@@ -183,6 +184,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder with har.npz and mnist.npz")
     parser.add_argument("--minutes", type=float, default=30.0, help="of a single device's training on MNIST")
     parser.add_argument("--bits", type=int, nargs=2, help="of ours, per activation and per gradient")
+    parser.add_argument("--methods", nargs="+", help="only methods whose names begin so")
     parser.add_argument("--seeds", type=int, help="instead of three for activity and one for MNIST")
     parser.add_argument("--quick", action="store_true", help="a few batches of each, to see that it runs")
     parser.add_argument("--json", help="write the raw figures to this file, and go on from what it holds")

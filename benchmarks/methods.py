@@ -85,11 +85,14 @@ class Method:
         return [BitWidthScheduler()] if self.adaptive else []
 
 
+_UNCHECKED = {"check_plan": False}
+"""In the papers, plans follow from ratios or predictions alone."""
+
 METHODS = {
-    "ftpipehd": Method("capacity", raw),
-    "predictor only": Method("predictor", raw),
-    "compression only": Method("capacity", paper, adaptive=True),
-    "accept": Method("predictor", paper, adaptive=True),
+    "ftpipehd": Method("capacity", raw, options=_UNCHECKED),
+    "predictor only": Method("predictor", raw, options=_UNCHECKED),
+    "compression only": Method("capacity", paper, adaptive=True, options=_UNCHECKED),
+    "accept": Method("predictor", paper, adaptive=True, options=_UNCHECKED),
     # Not leave_out, so that all methods have the same devices.
     "ours": Method("measured", ours, options={"micro_batches": "auto"}),
 }

@@ -85,6 +85,8 @@ class AccEPTStrategy(SingleDeviceStrategy):
             pretrain`` wrote: few sub-models are measured, the rest is predicted (AccEPT). ``auto`` is ``measured`` for
             workers given by URL and ``flops`` for workers started on this machine.
         leave_out: Whether workers may be left without a stage if the pipeline is faster so.
+        check_plan: Where devices are measured: also measure the stages of the plan, on all devices at the same time,
+            before it is put in place. A few runs of each; what comes of it may change the plan.
         forward_codec: Codec for activations: a name or an instance. ``auto`` is ``MultiBit(4, levels="signed")``, the
             choice of ``benchmarks/convergence.py``; ``raw`` changes nothing.
         backward_codec: Codec for gradients, likewise; ``auto`` is ``StochasticUniform(8)``.
@@ -115,6 +117,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
         partition: str | Sequence[int | str] = "auto",
         latency: str | LatencyModel = "auto",
         leave_out: bool = False,
+        check_plan: bool = True,
         forward_codec: str | Codec = "auto",
         backward_codec: str | Codec = "auto",
         eval_codec: str | Codec = "raw",
@@ -153,6 +156,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
         self._partition = partition
         self._latency = latency_factory(_default_latency(workers) if latency == "auto" else latency)
         self._leave_out = leave_out
+        self._check_plan = check_plan
         self._codecs = {
             "forward_codec": default_forward() if forward_codec == "auto" else make_codec(forward_codec),
             "backward_codec": default_backward() if backward_codec == "auto" else make_codec(backward_codec),
@@ -233,7 +237,12 @@ class AccEPTStrategy(SingleDeviceStrategy):
             own = facts(self.root_device, torch.get_num_threads())
             foresight = Foresight(
                 self._latency,
-                Wishes(_chosen(self._in_flight, self._schedule), _number(self._micro_batches), self._leave_out),
+                Wishes(
+                    _chosen(self._in_flight, self._schedule),
+                    _number(self._micro_batches),
+                    self._leave_out,
+                    self._check_plan,
+                ),
                 [own, *facts_of_workers],
                 crowded=self._local is not None,
                 profiler=run_profile,

@@ -25,7 +25,7 @@ from lightning_accept.partition.plan import PlanError
 from lightning_accept.partition.problem import Device, Problem
 from lightning_accept.partition.schedule import default_schedule
 from lightning_accept.partition.times import SubModelTimes, TableTimes
-from lightning_accept.pipeline.crossing import MESSAGE_BYTES, small_output
+from lightning_accept.pipeline.crossing import message_bytes, small_output
 
 
 @dataclass(frozen=True)
@@ -222,15 +222,9 @@ def _times(
 
 def _crossing(model: ModelFacts, forward: Codec, backward: Codec) -> tuple[list[int], list[int]]:
     """Bytes that cross each cut per job, both ways."""
-    down, up = [], []
     raw = [sum(math.prod(value.shape) * value.itemsize for value in values) for values in model.cuts]
-    for number, values in enumerate(model.cuts):
-        if number == len(model.cuts) - 1 and small_output(raw[1:]):
-            forward = backward = Raw()
-        down.append(MESSAGE_BYTES + sum(forward.wire_bytes(value.shape, value.itemsize) for value in values))
-        wanted = [value for value in values if value.differentiable]
-        up.append(MESSAGE_BYTES + sum(backward.wire_bytes(value.shape, value.itemsize) for value in wanted))
-    return down, up
+    codecs = forward, backward
+    return message_bytes(model.cuts, codecs, (Raw(), Raw()) if small_output(raw[1:]) else codecs)
 
 
 def _links(hops: Sequence[Link]) -> Callable[[int, int], Link]:

@@ -15,7 +15,8 @@ class LatencyModel(ABC):
 
     The order of calls: :meth:`prepare` once for a model; then for each device :meth:`spans`, the measuring of those
     sub-models, and :meth:`learn` with what came of it. From then on :meth:`times` and :meth:`uncertainty` answer for
-    that device, and :meth:`observe` takes in what training reports. Devices are told apart by names that the caller
+    that device, :meth:`check` takes in sub-models that were measured later, and :meth:`observe` what training reports.
+    Devices are told apart by names that the caller
     chooses. Not safe to be called from several threads at once.
     """
 
@@ -55,6 +56,17 @@ class LatencyModel(ABC):
         Raises:
             ValueError: If one of :meth:`spans` is missing, or a time is negative.
         """
+
+    def check(self, device: str, measured: Measurement) -> None:
+        """Take in a further sub-model that was measured on a device, as a plan would have it run there.
+
+        Unlike what training reports, it was measured for its own sake: :meth:`times` of this sub-model may follow it at
+        once. By default it counts as one report.
+
+        Raises:
+            ValueError: If the device was not learnt.
+        """
+        self.observe(device, measured)
 
     @abstractmethod
     def observe(self, device: str, sample: Measurement) -> None:

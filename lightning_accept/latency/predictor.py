@@ -81,6 +81,17 @@ class Predictor(LatencyModel):
             Adaptation(linear, logs_of_all, pretrained.calibration), impossible, linear.unusual
         )
 
+    def check(self, device: str, measured: Measurement) -> None:
+        """Take in a further sub-model that was measured on a device."""
+        known = self._known(device)
+        if not measured.possible:
+            check_span(device, len(self.pretrained.layers), measured.span)
+            known.impossible = (*known.impossible, measured.span)
+            return
+        # Two reports that say the same: a surprising one is not believed alone.
+        for _ in range(2):
+            self.observe(device, measured)
+
     def observe(self, device: str, sample: Measurement) -> None:
         """Correct the device's times by a stage's time."""
         known = self._known(device)

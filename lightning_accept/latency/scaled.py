@@ -9,15 +9,18 @@ from typing import ClassVar
 import numpy as np
 
 from lightning_accept.latency.base import LatencyModel, check_measured, check_model, check_span
+from lightning_accept.latency.corrections import corrections
 from lightning_accept.latency.scale import RunningScale
 from lightning_accept.latency.submodels import Measurement, Span
-from lightning_accept.partition.times import AdditiveTimes, Floats, SubModelTimes, TableTimes
+from lightning_accept.partition.times import AdditiveTimes, Floats, ScaledTimes, SubModelTimes, TableTimes
 
 
 class ScaledModel(LatencyModel):
     """Times come from measurements, and every observation of a device scales all of that device's times.
 
-    Sub-models that were measured as impossible stay so, and with them every longer one that holds them.
+    A sub-model that was checked takes what it took then, and others are corrected as far as they are like it (see
+    :func:`corrections`). Sub-models that were measured as impossible stay so, and with them every longer one that holds
+    them.
     """
 
     expected_error: ClassVar[float]
@@ -27,6 +30,7 @@ class ScaledModel(LatencyModel):
         self._layers = 0
         self._flops: tuple[float, ...] = ()
         self._measured: dict[str, dict[Span, Measurement]] = {}
+        self._checked: dict[str, dict[Span, Measurement]] = {}
         self._scales: dict[str, RunningScale] = {}
         self._central: str | None = None
 
@@ -36,6 +40,7 @@ class ScaledModel(LatencyModel):
         self._layers = layers
         self._flops = tuple(float(one) for one in flops)
         self._measured.clear()
+        self._checked.clear()
         self._scales.clear()
         self._central = None
 
@@ -50,7 +55,14 @@ class ScaledModel(LatencyModel):
     def learn(self, device: str, measured: Sequence[Measurement]) -> None:
         """Take in what was measured on a device."""
         self._measured[device] = check_measured(device, self._layers, self._wanted(device), measured)
+        self._checked[device] = {}
         self._scales[device] = RunningScale(self.expected_error)
+
+    def check(self, device: str, measured: Measurement) -> None:
+        """Take in a further sub-model that was measured on a device."""
+        self._known(device)
+        check_span(device, self._layers, measured.span)
+        self._checked[device][measured.span] = measured
 
     def observe(self, device: str, sample: Measurement) -> None:
         """Scale the device's times towards what was observed."""
@@ -62,7 +74,7 @@ class ScaledModel(LatencyModel):
 
     def times(self, device: str) -> SubModelTimes:
         """Times of all sub-models on a device."""
-        return self._times(device, self._known(device).factor)
+        return self._corrected(device, self._known(device).factor)
 
     def uncertainty(self, device: str) -> float:
         """Expected relative error of :meth:`times`."""
@@ -78,7 +90,16 @@ class ScaledModel(LatencyModel):
 
     def _unscaled(self, device: str) -> SubModelTimes:
         self._known(device)
-        return self._times(device, 1.0)
+        return self._corrected(device, 1.0)
+
+    def _corrected(self, device: str, factor: float) -> SubModelTimes:
+        """The device's times by what was measured and checked, all of them multiplied by ``factor``."""
+        times, ratios = self._times(device, factor), {}
+        for span, one in self._checked[device].items():
+            expected = times.forward(*span) + times.backward(*span)
+            if one.possible and one.seconds > 0 and 0 < expected < np.inf:
+                ratios[span] = factor * one.seconds / expected
+        return ScaledTimes(times, corrections(self._flops, ratios)) if ratios else times
 
     def _known(self, device: str) -> RunningScale:
         if device not in self._scales:
@@ -86,7 +107,8 @@ class ScaledModel(LatencyModel):
         return self._scales[device]
 
     def _impossible(self, device: str) -> list[Span]:
-        return [one.span for one in self._measured[device].values() if not one.possible]
+        found = [*self._measured[device].values(), *self._checked[device].values()]
+        return [one.span for one in found if not one.possible]
 
 
 def singles(layers: int) -> list[Span]:

@@ -112,6 +112,24 @@ def _forecast(problems: Mapping[int, Problem], in_flight: int | None, starts: Se
     return Forecast(plans[choice.schedule.micro_batches], choice.schedule, choice.period, choice.trade)
 
 
+def renew_forecast(problem: Problem, forecast: Forecast, *, in_flight: int | None = None) -> Forecast:
+    """The same partition and number of micro-batches by what is known now; the schedule is chosen anew.
+
+    Args:
+        problem: What is known now, with times and bytes of one micro-batch, as for :func:`make_forecast`.
+        forecast: What was planned before.
+        in_flight: As for :func:`make_forecast`.
+
+    Raises:
+        PlanError: If a device cannot hold or run its share any more.
+    """
+    count, before = forecast.schedule.micro_batches, forecast.plan
+    found = fixed_partition(whole_batch(problem, count), before.boundaries, before.devices)
+    model = PipelineModel.of(problem, found.devices, found.boundaries, count)
+    choice = _schedule({count: model}, in_flight)
+    return Forecast(replace(found, left_out=before.left_out), choice.schedule, choice.period, choice.trade)
+
+
 def least_period(problem: Problem, micro_batches: int, starts: Sequence[int] | None = None) -> float:
     """Seconds per batch of the best partition's busiest part, which :func:`make_forecast` cannot beat.
 

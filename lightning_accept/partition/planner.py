@@ -33,17 +33,18 @@ def plan_partition(problem: Problem) -> Plan:
     return _plan(problem, costs, chain, tuple(left_out(problem, costs, found, used, period)))
 
 
-def fixed_partition(problem: Problem, boundaries: Sequence[int]) -> Plan:
-    """What a given partition over all devices does.
+def fixed_partition(problem: Problem, boundaries: Sequence[int], devices: Sequence[int] | None = None) -> Plan:
+    """What a given partition does.
 
     Args:
         problem: The problem.
-        boundaries: First layer of every device's stage.
+        boundaries: First layer of every stage.
+        devices: The devices that hold the stages, by index, in the order of the chain; all by default.
 
     Raises:
         PlanError: If a device cannot hold or run its share.
     """
-    chain = list(enumerate(boundaries))
+    chain = list(enumerate(boundaries) if devices is None else zip(devices, boundaries, strict=True))
     plan = _plan(problem, SecondsCosts(problem), chain, ())
     for stage in plan.stages:
         if not np.isfinite(stage.seconds) or stage.memory > problem.devices[stage.device].memory:

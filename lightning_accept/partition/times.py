@@ -136,16 +136,17 @@ class TableTimes(SubModelTimes):
 
 
 class ScaledTimes(SubModelTimes):
-    """Other times, all multiplied by the same factor.
+    """Other times, multiplied.
 
     Args:
         times: The other times.
-        factor: The factor, above 0.
+        factor: One factor for all sub-models, or one for each, ``[layers + 1, layers + 1]`` at ``[first, stop]``. Above
+            0 all of them.
     """
 
-    def __init__(self, times: SubModelTimes, factor: float) -> None:
+    def __init__(self, times: SubModelTimes, factor: ArrayLike) -> None:
         self._times = times
-        self._factor = factor
+        self._factor = np.broadcast_to(np.asarray(factor, dtype=np.float64), (times.layers + 1, times.layers + 1))
 
     @property
     def layers(self) -> int:
@@ -154,19 +155,21 @@ class ScaledTimes(SubModelTimes):
 
     def forward(self, first: int, stop: int) -> float:
         """Seconds of the forward."""
-        return self._factor * self._times.forward(first, stop)
+        return float(self._factor[first, stop] * self._times.forward(first, stop))
 
     def backward(self, first: int, stop: int) -> float:
         """Seconds of the backward."""
-        return self._factor * self._times.backward(first, stop)
+        return float(self._factor[first, stop] * self._times.backward(first, stop))
 
     def table(self) -> Floats:
         """Forward plus backward of all sub-models."""
-        return self._times.table() * self._factor
+        table: Floats = self._times.table() * self._factor
+        return table
 
     def row(self, first: int) -> Floats:
         """Forward plus backward from ``first`` on."""
-        return self._times.row(first) * self._factor
+        row: Floats = self._times.row(first) * self._factor[first]
+        return row
 
 
 def _prefix(name: str, seconds: Sequence[float]) -> Floats:

@@ -256,13 +256,8 @@ class CentralPipeline:
         self, target: Target, gradients: Mapping[str, Tensor], sources: Sequence[Sources] | None
     ) -> list[tuple[WorkerHandle, Deployment]]:
         deployments = make_deployments(
-            target.trace,
-            target.chain,
-            target.starts,
-            target.schedule,
-            target.optimizers,
+            target,
             self.settings,
-            target.workers,
             gradients=gradients,
             run=self.run,
             term=self.term,

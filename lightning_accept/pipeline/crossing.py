@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from lightning_accept.codecs import Codec
 from lightning_accept.graph import Chain
 from lightning_accept.graph.program import CutValue
+from lightning_accept.latency.model_facts import CutFact
 
 MESSAGE_BYTES = 1300
 """What one message takes beside its tensors: HTTP's headers, the metadata of frame and packet, and the reply to
@@ -81,17 +82,35 @@ def crossing(
         Two lists ``[layers + 1]``; entry p is the cut before layer p, the last one the output.
     """
     traced = chain.batch
+    cuts = [
+        [
+            CutFact(shape, value.dtype.itemsize, value.differentiable)
+            for value, shape in zip(cut, resized(cut, traced, batch or traced), strict=True)
+        ]
+        for cut in map(chain.cut, range(len(chain.layers) + 1))
+    ]
     usual = forward_codec, backward_codec
     inner, last = (
         (at_width(forward, bits.get("forward")), at_width(backward, bits.get("backward")))
         for forward, backward in (usual, output_codecs or usual)
     )
+    return message_bytes(cuts, inner, last)
+
+
+def message_bytes(
+    cuts: Sequence[Sequence[CutFact]], codecs: tuple[Codec, Codec], output_codecs: tuple[Codec, Codec]
+) -> tuple[list[int], list[int]]:
+    """Bytes of the messages that cross each cut forward and backward, framing included.
+
+    Args:
+        cuts: The values of each cut, the input's first and the output's last.
+        codecs: For activations and for gradients.
+        output_codecs: For the output and for its gradient.
+    """
     down, up = [], []
-    for index in range(len(chain.layers) + 1):
-        forward, backward = last if index == len(chain.layers) else inner
-        cut = chain.cut(index)
-        sized = list(zip(cut, resized(cut, traced, batch or traced), strict=True))
-        down.append(MESSAGE_BYTES + sum(forward.wire_bytes(shape, value.dtype.itemsize) for value, shape in sized))
-        gradients = [(value, shape) for value, shape in sized if value.differentiable]
-        up.append(MESSAGE_BYTES + sum(backward.wire_bytes(shape, value.dtype.itemsize) for value, shape in gradients))
+    for index, cut in enumerate(cuts):
+        forward, backward = output_codecs if index == len(cuts) - 1 else codecs
+        gradients = [value for value in cut if value.differentiable]
+        down.append(MESSAGE_BYTES + sum(forward.wire_bytes(value.shape, value.itemsize) for value in cut))
+        up.append(MESSAGE_BYTES + sum(backward.wire_bytes(value.shape, value.itemsize) for value in gradients))
     return down, up

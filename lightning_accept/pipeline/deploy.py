@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from lightning_accept.codecs import Codec, Raw, codec_config
-from lightning_accept.graph import Chain, Trace
+from lightning_accept.graph import Chain
 from lightning_accept.partition.schedule import Schedule
 from lightning_accept.pipeline import optimizers as optim
 from lightning_accept.pipeline.crossing import cut_bytes, small_output
 from lightning_accept.pipeline.handover import nbytes
 from lightning_accept.pipeline.messages import Deployment, PipelineError, Sources
+from lightning_accept.pipeline.placement import Target
 from lightning_accept.pipeline.transport import WorkerHandle
 from lightning_accept.progress import ProgressLine
 
@@ -45,12 +45,13 @@ class Settings:
     seed: int
     compress_output: bool | None = None
 
+    def compresses_output(self, chain: Chain) -> bool:
+        """Whether the output of ``chain`` and its gradient go through the codecs."""
+        return not small_output(cut_bytes(chain)) if self.compress_output is None else self.compress_output
+
     def output_codecs(self, chain: Chain) -> tuple[Codec, Codec]:
         """The codecs for the output of ``chain`` and for its gradient, while training."""
-        compress = self.compress_output
-        if compress is None:
-            compress = not small_output(cut_bytes(chain))
-        return (self.forward_codec, self.backward_codec) if compress else (Raw(), Raw())
+        return (self.forward_codec, self.backward_codec) if self.compresses_output(chain) else (Raw(), Raw())
 
 
 def resolve_partition(partition: Sequence[int | str], layers: Sequence[str], workers: int) -> list[int]:
@@ -114,13 +115,8 @@ def choose_workers(
 
 
 def make_deployments(
-    trace: Trace,
-    chain: Chain,
-    starts: Sequence[int],
-    schedule: Schedule,
-    optimizers: Sequence[Optimizer],
+    target: Target,
     settings: Settings,
-    workers: Sequence[WorkerHandle],
     *,
     gradients: Mapping[str, Tensor],
     run: str,
@@ -131,20 +127,16 @@ def make_deployments(
     """One deployment per worker, with the current weights, optimizer state and ``gradients`` of its layers.
 
     Args:
-        trace: The traced module.
-        chain: Its layers.
-        starts: Index of the first layer of every worker's stage.
-        schedule: Windows and depth.
-        optimizers: The LightningModule's optimizers.
+        target: Which worker is to hold which layers, and how they are trained.
         settings: What holds for all stages.
-        workers: The workers in the order of their stages.
         gradients: Gradients that wait for their optimizer step, by parameter name.
         run: The run.
         term: The term.
         link_token: The run's link token.
         sources: For every worker what its deployment leaves out, since workers hold it. None leaves nothing out.
     """
-    edges = [*starts, len(chain.layers)]
+    trace, chain, schedule, workers = target.trace, target.chain, target.schedule, target.workers
+    edges = [*target.starts, len(chain.layers)]
     synchronous = schedule.synchronous
     output_codec, _ = settings.output_codecs(chain)
     deployments = []
@@ -159,10 +151,10 @@ def make_deployments(
         held = {name for names in sources[index].names.values() for name in names} if sources is not None else set()
         names: dict[nn.Parameter, str] = {trace.parameters[name]: name for name in program.parameters}
         sent = {parameter: name for parameter, name in names.items() if f"param/{name}" not in held}
-        scalars, tensors = optim.pack_state(optimizers, sent)
+        scalars, tensors = optim.pack_state(target.optimizers, sent)
         spec: dict[str, Any] = {
             "program": program.to_json(),
-            "optimizers": [optim.describe(optimizer, names) for optimizer in optimizers],
+            "optimizers": [optim.describe(optimizer, names) for optimizer in target.optimizers],
             "optimizer_state": scalars,
             "window": None if synchronous else schedule.windows[index],
             "queue_limit": schedule.in_flight * schedule.micro_batches + QUEUE_MARGIN,

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,12 +18,13 @@ from lightning_accept.graph import Chain, Trace
 from lightning_accept.latency.base import LatencyModel
 from lightning_accept.latency.measured import Measured
 from lightning_accept.latency.profile import Profile, ProfileRequest, run_profile
-from lightning_accept.latency.submodels import Measurement
-from lightning_accept.partition.forecast import Forecast, least_period, make_forecast
+from lightning_accept.latency.request import MAX_SECONDS
+from lightning_accept.latency.submodels import Measurement, Span
+from lightning_accept.partition.forecast import Forecast, least_period, make_forecast, renew_forecast
 from lightning_accept.partition.handling import Handling
 from lightning_accept.partition.link import Speed
 from lightning_accept.partition.model import PipelineModel
-from lightning_accept.partition.plan import Plan
+from lightning_accept.partition.plan import Plan, PlanError
 from lightning_accept.partition.problem import Device, Problem
 from lightning_accept.partition.schedule import default_schedule
 from lightning_accept.partition.simulator import simulate_period
@@ -41,6 +43,10 @@ MICRO_BATCHES = (1, 2, 4, 8)
 """Numbers of micro-batches that ``auto`` chooses among."""
 
 _RESTS_KEPT = 32
+_CHECKS = 3
+"""Plans whose stages are measured before one is put in place, at most."""
+_CHECK_RUNS = 3
+"""Runs of the slowest stage in such a measurement, the warm-up counted."""
 
 
 @dataclass
@@ -70,11 +76,13 @@ class Wishes:
         in_flight: Batches in flight; None to choose.
         micro_batches: Micro-batches; None to choose.
         may_leave_out: Whether workers may be left out that would slow the chain.
+        check_plan: Whether a plan's stages are measured before it is put in place.
     """
 
     in_flight: int | None = None
     micro_batches: int | None = 1
     may_leave_out: bool = False
+    check_plan: bool = True
 
 
 class Foresight:
@@ -211,6 +219,57 @@ class Foresight:
         problems = {size.micro_batches: self._problem(size) for size in self._sizes}
         return make_forecast(problems, in_flight=self._wishes.in_flight, starts=self._starts)
 
+    def checked_plan(self) -> Forecast:
+        """As :meth:`plan`, but every stage of the plan has been measured as it is. Nothing may be in flight.
+
+        The stages are measured on all devices at the same time, as they will compute in training. Where another plan is
+        the best one by what this has told, its stages are measured too, for a few rounds; the best of all plans that
+        were measured is taken then.
+
+        Raises:
+            PlanError: If there is none.
+        """
+        if not self._wishes.check_plan:
+            return self.plan()
+        seen: set[tuple[int, int, Span]] = set()
+        tried: list[Forecast] = []
+        for _ in range(_CHECKS):
+            forecast = self.plan()
+            tried.append(forecast)
+            stages = {load.device: (load.first, load.stop) for load in forecast.plan.stages}
+            keys = {(forecast.schedule.micro_batches, *stage) for stage in stages.items()}
+            if keys <= seen:
+                break
+            seen |= keys
+            self._check(self._size_of(forecast), stages)
+        known = []
+        for forecast in tried:
+            problem = self._problem(self._size_of(forecast))
+            with suppress(PlanError):  # a stage that was to fit did not
+                known.append(renew_forecast(problem, forecast, in_flight=self._wishes.in_flight))
+        return min(known, key=lambda forecast: forecast.period) if known else self.plan()
+
+    def _check(self, size: _Size, stages: Mapping[int, Span]) -> None:
+        """Measure stages at the same time; ``stages`` says which device is to have which layers."""
+        expected = {number: self._seconds(size, number, span) for number, span in stages.items()}
+        # Long enough for the slowest, so that the others are at work meanwhile.
+        seconds = min(MAX_SECONDS, max(self._profile_seconds, _CHECK_RUNS * max(expected.values())))
+        requests = {
+            number: replace(self._request(number, size), spans=(span,), codec_cuts=(), seconds=seconds)
+            for number, span in stages.items()
+        }
+        with self._progress.show("checking the plan", len(stages)) as shown:
+            profiles = self._ask(requests, shown)
+        told = []
+        for number in sorted(profiles):
+            (measured,) = profiles[number].measured
+            size.latency.check(self.name(number), measured)
+            told.append(
+                f"{self.name(number)} takes {measured.seconds:.3g} s for layers {measured.first} to"
+                f" {measured.stop - 1}, expected were {expected[number]:.3g} s"
+            )
+        log.info("checked the plan: %s", "; ".join(told))
+
     def least_period(self) -> float:
         """Seconds per batch that no partition and no schedule can beat; much sooner told than :meth:`plan`.
 
@@ -288,10 +347,8 @@ class Foresight:
     def expected(self, stage: int) -> float:
         """Predicted seconds per job (forward and backward) of a stage of the plan in force."""
         assert self.forecast is not None
-        size = self._size_of(self.forecast)
         load = self.forecast.plan.stages[stage]
-        times = size.latency.times(self.name(load.device))
-        return times.forward(load.first, load.stop) + times.backward(load.first, load.stop)
+        return self._seconds(self._size_of(self.forecast), load.device, (load.first, load.stop))
 
     def remeasure(self, stages: Sequence[int]) -> None:
         """Measure the devices of these stages again. Nothing may be in flight."""
@@ -302,6 +359,11 @@ class Foresight:
         self.stale = True
 
     # ----- helpers
+
+    def _seconds(self, size: _Size, number: int, span: Span) -> float:
+        """Predicted seconds per job (forward and backward) of a sub-model on a device."""
+        times = size.latency.times(self.name(number))
+        return times.forward(*span) + times.backward(*span)
 
     def _size_of(self, forecast: Forecast) -> _Size:
         """What is known of jobs of the size that a forecast has."""
@@ -318,14 +380,16 @@ class Foresight:
 
     def _profiles(self, size: _Size, devices: Sequence[int], shown: Activity) -> dict[int, Profile]:
         """Measure these devices for jobs of one size; what is shown names those that are still at it."""
-        busy = [self.name(number) for number in devices]
+        return self._ask({number: self._request(number, size) for number in devices}, shown)
+
+    def _ask(self, requests: Mapping[int, ProfileRequest], shown: Activity) -> dict[int, Profile]:
+        busy = [self.name(number) for number in requests]
 
         def done(number: int) -> None:
             busy.remove(self.name(number))
             shown.advance(title=_profiling(list(busy)))
 
         shown.begin(_profiling(busy))
-        requests = {number: self._request(number, size) for number in devices}
         return profile_devices(requests, self._pipeline.claimed, self._pipeline.device, self._profiler, done)
 
     def _request(self, number: int, size: _Size) -> ProfileRequest:
@@ -353,6 +417,8 @@ class Foresight:
         threads, cores = facts.get("threads") or 1, facts.get("cores")
         share = 1.0 if self._crowded or cores is None else min(1.0, max(0.0, threads + 1 - cores))
         encode, decode = [(0.0, 0.0), *profile.encode], [(0.0, 0.0), *profile.decode]
+        if not self._pipeline.settings.compresses_output(self._chain):
+            encode[-1] = decode[-1] = (0.0, 0.0)
         message = profile.message
         return Handling(
             [share * (message + forward) for forward, _ in encode],

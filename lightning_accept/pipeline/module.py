@@ -201,7 +201,7 @@ class PipelinedModule:
         if not isinstance(self._partition, str):
             foresight.fix_partition(resolve_partition(self._partition, self.layers, len(self.pipeline.claimed)))
         foresight.survey(self._trace, self.chain, self.pipeline, self._optimizers(), call.autocast)
-        forecast = foresight.plan()
+        forecast = foresight.checked_plan()
         log.info("plan: %s", forecast.describe(self.layers))
         self.starts, self.schedule = forecast.starts, forecast.schedule
         workers = [self.pipeline.claimed[number] for number in forecast.workers]

@@ -52,6 +52,28 @@ def test_doubling_h_doubles_every_prediction(dataset: Dataset, trained: Pretrain
     assert model.uncertainty("slow") == pytest.approx(model.uncertainty("pi"))
 
 
+def test_a_check_is_believed_at_once(dataset: Dataset, trained: Pretrained) -> None:
+    model = Predictor(trained)
+    model.learn("pi", measured(dataset, model))
+    layers = len(trained.layers)
+    before = model.times("pi").table()[1, layers]
+    known = Measurement(1, layers, before, before)  # twice as long
+    model.observe("pi", known)
+    assert model.times("pi").table()[1, layers] == pytest.approx(before)
+    model.check("pi", known)
+    assert model.times("pi").table()[1, layers] == pytest.approx(2 * before, rel=0.1)
+
+
+def test_what_a_check_finds_impossible_is_not_planned(dataset: Dataset, trained: Pretrained) -> None:
+    model = Predictor(trained)
+    model.learn("pi", measured(dataset, model))
+    model.check("pi", Measurement(1, 3, math.inf, math.inf))
+    times = model.times("pi")
+    assert [math.isinf(times.forward(*span)) for span in ((1, 3), (0, 3), (1, 2))] == [True, True, False]
+    with pytest.raises(ValueError, match="no layers"):
+        model.check("pi", Measurement(1, 99, math.inf, math.inf))
+
+
 def test_observations_help_on_average_and_their_device_alone(make_dataset: Make) -> None:
     dataset = make_dataset(10, layers=12, seed=4)
     errors: dict[str, list[float]] = {"before": [], "after": []}

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from lightning_accept.partition.forecast import make_forecast, whole_batch
+from lightning_accept.partition.forecast import make_forecast, renew_forecast, whole_batch
 from lightning_accept.partition.handling import Handling
 from lightning_accept.partition.link import Link
 from lightning_accept.partition.plan import PlanError
@@ -104,6 +104,19 @@ def test_one_worker_has_a_stage_even_if_the_central_node_is_faster_alone() -> No
     assert forecast.starts == [5]
     assert forecast.speedup is not None
     assert forecast.speedup < 1
+
+
+def test_a_forecast_is_renewed_by_what_is_known_now() -> None:
+    speeds, link = (1.0, 0.05, 1.0), Link(8e3 / 0.5, 8e3 / 0.5)
+    before = make_forecast({2: problem(speeds, link, part=2, may_leave_out=True)})
+    assert before.workers == [1]
+    slower = problem((0.5, 0.05, 1.0), link, part=2, may_leave_out=True)
+    renewed = renew_forecast(slower, before)
+    assert (renewed.starts, renewed.workers) == (before.starts, before.workers)
+    assert renewed.plan.stages[0].seconds == pytest.approx(2 * before.plan.stages[0].seconds)
+    assert renewed.period > before.period
+    assert (renewed.schedule.micro_batches, renewed.plan.left_out) == (2, before.plan.left_out)
+    assert renew_forecast(slower, before, in_flight=3).schedule.in_flight == 3
 
 
 def test_a_given_partition_that_does_not_fit_is_an_error() -> None:

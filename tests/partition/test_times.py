@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from lightning_accept.partition.times import AdditiveTimes, SubModelTimes, TableTimes
+from lightning_accept.partition.times import AdditiveTimes, ScaledTimes, SubModelTimes, TableTimes
 
 
 def check(times: SubModelTimes) -> None:
@@ -32,6 +32,19 @@ def test_additive_in_one() -> None:
     times = AdditiveTimes([1.0, 2.0])
     check(times)
     assert times.backward(0, 2) == 0
+
+
+def test_scaled() -> None:
+    times = ScaledTimes(AdditiveTimes([1.0, 2.0], [3.0, 4.0]), 2.0)
+    check(times)
+    assert (times.layers, times.forward(0, 2), times.backward(0, 1)) == (2, 6.0, 6.0)
+
+
+def test_scaled_one_by_one() -> None:
+    factors = np.array([[1.0, 2.0, 3.0], [1.0, 1.0, 4.0], [1.0, 1.0, 1.0]])
+    times = ScaledTimes(AdditiveTimes([1.0, 2.0], [3.0, 4.0]), factors)
+    check(times)
+    assert (times.forward(0, 1), times.forward(0, 2), times.backward(1, 2)) == (2.0, 9.0, 16.0)
 
 
 def test_table() -> None:

@@ -14,6 +14,7 @@ from lightning_accept.graph import Chain, StageProgram, trace
 from lightning_accept.partition.schedule import default_schedule
 from lightning_accept.pipeline.deploy import Settings, make_deployments, resolve_partition
 from lightning_accept.pipeline.messages import Sources
+from lightning_accept.pipeline.placement import Target
 
 LAYERS = ["a", "b", "c", "d"]
 
@@ -52,7 +53,8 @@ def make(in_flight: int, compress_output: bool | None = None, **arguments: Any) 
     starts = [len(chain.layers) - 2, len(chain.layers) - 1]
     schedule = default_schedule(2, in_flight)
     options = {"gradients": {}, "run": "r", "term": 3, "link_token": "t", **arguments}
-    return net, chain, make_deployments(traced, chain, starts, schedule, [optimizer], settings, workers, **options)
+    target = Target(traced, chain, starts, schedule, [optimizer], workers)
+    return net, chain, make_deployments(target, settings, **options)
 
 
 def test_every_worker_gets_its_layers_neighbours_and_state() -> None:

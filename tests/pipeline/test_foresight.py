@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,7 @@ from lightning_accept.codecs import Raw
 from lightning_accept.graph import Chain, Trace, trace
 from lightning_accept.latency.measured import Measured
 from lightning_accept.latency.profile import Profile, ProfileRequest
-from lightning_accept.latency.submodels import Measurement
+from lightning_accept.latency.submodels import Measurement, Span
 from lightning_accept.partition.link import Speed
 from lightning_accept.pipeline.crossing import crossing
 from lightning_accept.pipeline.deploy import Settings
@@ -32,18 +34,27 @@ class Devices:
     def __init__(self, *speeds: float) -> None:
         self.speeds = list(speeds)
         self.asked: list[int] = []
+        self.spans: dict[int, list[Span]] = {}
+        self.surprise: Callable[[int, Span], float] = lambda number, span: 1.0
+        """By how much several layers take longer on a device than its layers alone, and the whole, would have it."""
         self.codec_seconds = 0.0
 
     def profile(self, number: int, request: ProfileRequest) -> Profile:
         self.asked.append(number)
+        self.spans.setdefault(number, []).extend(request.spans)
         batch = request.cuts[0][0].shape[0]
         each = SECONDS * batch / 16 / self.speeds[number]
         codecs = ((self.codec_seconds, self.codec_seconds),) * len(request.codec_cuts)
+        seconds = [each * self.work(number, span) for span in request.spans]
         return Profile(
-            tuple(Measurement(a, b, (b - a) * each / 3, (b - a) * each * 2 / 3) for a, b in request.spans),
+            tuple(Measurement(*span, s / 3, s * 2 / 3) for span, s in zip(request.spans, seconds, strict=True)),
             codecs,
             codecs,
         )
+
+    def work(self, number: int, span: Span) -> float:
+        length = span[1] - span[0]
+        return length * (self.surprise(number, span) if 1 < length < LAYERS else 1.0)
 
     def report(self, foresight: Foresight, number: int, stage: int) -> StageReport:
         assert foresight.forecast is not None
@@ -156,6 +167,72 @@ def test_codecs_hold_up_a_device_without_a_core_to_spare(
     stages = foresight.plan().plan.stages
     # Four codec calls on either device: activation and gradient of the cut, and of the output.
     assert [stage.seconds for stage in stages] == pytest.approx([4 * SECONDS + share * 0.04] * 2)
+
+
+def test_an_output_that_travels_raw_costs_no_codec() -> None:
+    net = nn.Sequential(*(nn.Linear(32, 32) for _ in range(LAYERS - 1)), nn.Linear(32, 2))
+    found = trace(net, (torch.randn(16, 32),), {})
+    devices = Devices(1.0, 1.0)
+    devices.codec_seconds = 0.01
+    foresight, _ = make((found, Chain.from_trace(found)), devices)
+    stages = foresight.plan().plan.stages
+    assert [stage.seconds for stage in stages] == pytest.approx([4 * SECONDS + 0.02] * 2)
+
+
+def test_a_plan_is_checked_before_it_is_put_in_place(traced: tuple[Trace, Chain], noted: Any) -> None:
+    devices = Devices(1.0, 1.0, 1.0)
+    devices.surprise = lambda number, span: 2.0 if number == 2 else 1.0
+    foresight, _ = make(traced, devices, progress=noted)
+    inferred = foresight.plan()
+    assert [stage.stop - stage.first for stage in inferred.plan.stages] == [3, 2, 3]
+    devices.spans.clear()
+    noted.take()
+    checked = foresight.checked_plan()
+    assert [stage.stop - stage.first for stage in checked.plan.stages][2] < 3
+    for stage in checked.plan.stages:
+        assert stage.seconds == pytest.approx(SECONDS * devices.work(stage.device, (stage.first, stage.stop)))
+        assert (stage.first, stage.stop) in devices.spans[stage.device]
+    assert checked.period < foresight.period(inferred)
+    assert len(devices.spans[0]) <= 3
+    (first, *_) = noted.take()
+    assert first[0] == ("checking the plan", 0.0)
+
+
+def test_the_best_of_the_plans_that_were_measured_is_taken(traced: tuple[Trace, Chain]) -> None:
+    devices = Devices(1.0, 1.0, 1.0)
+    foresight, _ = make(traced, devices)
+    inferred = foresight.plan()
+    stages = {(stage.device, (stage.first, stage.stop)) for stage in inferred.plan.stages}
+    devices.surprise = lambda number, span: 1.5 if (number, span) in stages else 4.0
+    checked = foresight.checked_plan()
+    assert checked.starts == inferred.starts
+    seconds = [stage.seconds for stage in checked.plan.stages]
+    assert seconds == pytest.approx([4.5 * SECONDS, 3 * SECONDS, 4.5 * SECONDS])
+
+
+def test_a_plan_whose_stage_does_not_fit_is_not_taken(traced: tuple[Trace, Chain]) -> None:
+    devices = Devices(1.0, 1.0, 1.0)
+    foresight, _ = make(traced, devices)
+    devices.surprise = lambda number, span: math.inf if number == 2 else 1.0
+    assert [stage.stop - stage.first for stage in foresight.checked_plan().plan.stages][2] == 1
+
+
+def test_a_plan_that_holds_is_checked_once(traced: tuple[Trace, Chain]) -> None:
+    devices = Devices(1.0, 2.0, 1.0)
+    foresight, _ = make(traced, devices)
+    devices.spans.clear()
+    forecast = foresight.checked_plan()
+    stages = {stage.device: [(stage.first, stage.stop)] for stage in forecast.plan.stages}
+    assert devices.spans == stages
+    assert forecast.starts == foresight.plan().starts
+
+
+def test_a_plan_may_be_left_unchecked(traced: tuple[Trace, Chain]) -> None:
+    devices = Devices(1.0, 2.0, 1.0)
+    foresight, _ = make(traced, devices, wishes=Wishes(check_plan=False))
+    devices.spans.clear()
+    assert foresight.checked_plan().starts == foresight.plan().starts
+    assert not devices.spans
 
 
 def test_micro_batches_are_measured_at_their_size(traced: tuple[Trace, Chain]) -> None:

@@ -24,6 +24,7 @@ from lightning_accept.pipeline.messages import (
     WrongTerm,
     reports_in,
 )
+from lightning_accept.pipeline.placement import Target
 from lightning_accept.pipeline.runner import StageRunner, build_stage
 
 
@@ -64,7 +65,8 @@ class Bench:
         workers: Any = [SimpleNamespace(address=None), SimpleNamespace(address="next")]
         settings = Settings(Raw(), Raw(), Raw(), weight_prediction=False, seed=0)
         deployment = make_deployments(
-            *(traced, chain, [1, 2], schedule, [self.optimizer], settings, workers),
+            Target(traced, chain, [1, 2], schedule, [self.optimizer], workers),
+            settings,
             gradients={},
             run="run",
             term=1,
