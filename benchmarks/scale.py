@@ -42,7 +42,7 @@ from lightning_accept.partition.link import Link, Speed
 from lightning_accept.partition.model import Hop, PipelineModel, StageModel
 from lightning_accept.partition.planner import plan_partition
 from lightning_accept.partition.problem import Device, Problem
-from lightning_accept.partition.schedule import Schedule
+from lightning_accept.partition.schedule import Schedule, usual_lag
 from lightning_accept.partition.simulator import Simulation, simulate
 from lightning_accept.partition.times import AdditiveTimes
 from lightning_accept.pipeline.crossing import MESSAGE_BYTES, crossing
@@ -156,7 +156,7 @@ def slackened(trips: Sequence[int], slack: float, spare: int, micro_batches: int
     """
     windows = tuple(trip + math.ceil(slack * (len(trips) - index)) for index, trip in enumerate(trips))
     in_flight = max(2, 1 - (1 - windows[0]) // micro_batches) + spare
-    return Schedule(in_flight, windows, in_flight // 2, micro_batches)
+    return Schedule(in_flight, windows, usual_lag(in_flight), micro_batches)
 
 
 def search(model: PipelineModel, micro_batches: int) -> tuple[Schedule, Simulation]:

@@ -88,9 +88,9 @@ class Schedule:
 def default_schedule(workers: int, in_flight: int | None = None, micro_batches: int = 1) -> Schedule:
     """A good schedule for fast links and stages of equal work; ``choose_schedule`` knows better.
 
-    Window of worker s: the largest allowed one less s, which is ``in_flight - s`` where a batch is one job;
-    ``backward_lag = in_flight // 2``. The largest windows themselves would make worker 1 wait for a forward that the
-    central node begins only after the backward of a whole batch, and so take turns with it.
+    Window of worker s: the largest allowed one less s, which is ``in_flight - s`` where a batch is one job. The largest
+    windows themselves would make worker 1 wait for a forward that the central node begins only after the backward of a
+    whole batch, and so take turns with it. The backward lag is that of :func:`usual_lag`.
 
     Args:
         workers: Number of workers, the central node left out.
@@ -110,4 +110,16 @@ def default_schedule(workers: int, in_flight: int | None = None, micro_batches: 
         return Schedule(1, (micro_batches,) * workers, 0, micro_batches)
     largest = (in_flight - 1) * micro_batches + 1
     windows = tuple(max(micro_batches, largest - worker) for worker in range(1, workers + 1))
-    return Schedule(in_flight, windows, in_flight // 2, micro_batches)
+    return Schedule(in_flight, windows, usual_lag(in_flight), micro_batches)
+
+
+def usual_lag(in_flight: int) -> int:
+    """The backward lag for stages of equal work and links without delay.
+
+    A backward takes about twice as long as a forward, so that two thirds of a batch's way through the pipeline are its
+    backward.
+
+    Args:
+        in_flight: Batches in flight, 2 at least.
+    """
+    return max(1, (2 * in_flight - 2) // 3)

@@ -324,13 +324,17 @@ def _steady_run(model: PipelineModel, schedule: Schedule, batches: int | None) -
 
 
 def _steady(losses: list[float], last: int) -> _Steady:
-    """Find the cycle that the losses end in before the drain; failing that, average over the second half."""
-    for cycle in range(1, last // 3 + 1):
-        gaps = [losses[index] - losses[index - cycle] for index in range(last - 2 * cycle + 1, last + 1)]
+    """Find the cycle that the losses go through before the drain; failing that, average over the second half.
+
+    The cycle must hold in all of the second half: a few equal gaps may be part of a longer cycle.
+    """
+    half = last // 2
+    for cycle in range(1, half // 2 + 1):
+        gaps = [losses[index] - losses[index - cycle] for index in range(last - half + cycle, last + 1)]
         if max(gaps) - min(gaps) <= 1e-9 * losses[last]:
             break
     else:
-        cycle = last // 2
+        cycle = half
     start, end = losses[last - cycle], losses[last]
     return _Steady((end - start) / cycle, start, end, last)
 

@@ -35,8 +35,8 @@ def test_finds_the_schedule_for_links_that_take_1() -> None:
 
 
 def test_finds_the_ideal_for_links_that_take_3() -> None:
-    choice = choose_schedule(equal_stages(2, Hop(0.0, 0.0, 3.0, 3.0)))
-    assert choice.schedule == Schedule(8, (5, 3), 2)
+    choice = choose_schedule(equal_stages(2, Hop(0.0, 0.0, 3.0, 3.0)), max_in_flight=12)
+    assert choice.schedule == Schedule(10, (6, 3), 5)
     assert choice.period == pytest.approx(3.02)
 
 

@@ -12,7 +12,7 @@ from lightning_accept.partition.schedule import Schedule, default_schedule
     [
         (2, None, 1, Schedule(4, (3, 2), 2)),
         (1, None, 1, Schedule(3, (2,), 1)),
-        (5, None, 1, Schedule(7, (6, 5, 4, 3, 2), 3)),
+        (5, None, 1, Schedule(7, (6, 5, 4, 3, 2), 4)),
         (2, 6, 1, Schedule(6, (5, 4), 3)),
         (3, 2, 1, Schedule(2, (1, 1, 1), 1)),
         (2, 1, 1, Schedule(1, (1, 1), 0)),

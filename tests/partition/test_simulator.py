@@ -25,7 +25,7 @@ def falling(workers: int, in_flight: int) -> tuple[int, ...]:
     return tuple(in_flight - worker for worker in range(1, workers + 1))
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("workers", range(1, 9))
 def test_without_delay_the_default_reaches_the_ideal(workers: int) -> None:
     schedule = default_schedule(workers)
     assert simulate_period(equal_stages(workers), schedule) == pytest.approx(IDEAL)
@@ -64,8 +64,15 @@ def test_links_whose_round_trip_takes_3() -> None:
 def test_links_that_take_3_each_way_need_a_window_of_3_on_the_last_worker() -> None:
     """Its window must pass in a round trip of 6.02 and a backward and a forward: 9.02 for 2, so 4.51 each."""
     model = equal_stages(2, Hop(0.0, 0.0, 3.0, 3.0))
-    assert simulate_period(model, Schedule(8, (5, 2), 4)) == pytest.approx(4.51)
-    assert simulate_period(model, Schedule(8, (5, 3), 2)) == pytest.approx(IDEAL)
+    assert simulate_period(model, Schedule(10, (6, 2), 5)) == pytest.approx(4.51)
+    assert simulate_period(model, Schedule(10, (6, 3), 5)) == pytest.approx(IDEAL)
+
+
+def test_equal_gaps_within_a_longer_cycle_are_not_the_period() -> None:
+    """Batches come 3.02, 3.02 and 9.98 apart, for ever."""
+    model = equal_stages(2, Hop(0.0, 0.0, 3.0, 3.0))
+    for batches in (None, 81, 82, 300):
+        assert simulate(model, Schedule(8, (5, 3), 2), batches).period == pytest.approx(16.02 / 3)
 
 
 @pytest.mark.parametrize(("workers", "micro_batches"), [(1, 2), (2, 4), (4, 8), (2, 1)])
