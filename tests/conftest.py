@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 import select
+import signal
 import struct
 import threading
 import time
@@ -27,6 +28,11 @@ for _name in [name for name in os.environ if name.lower().endswith("_proxy")]:
     del os.environ[_name]
 # LightningCLI warns where nobody has set a seed before, which would depend on the tests that ran before.
 os.environ["PL_GLOBAL_SEED"] = "0"
+# Whoever runs the tests in the background or under nohup has these ignored, and what tests start inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
