@@ -16,8 +16,7 @@ class LatencyModel(ABC):
     The order of calls: :meth:`prepare` once for a model; then for each device :meth:`spans`, the measuring of those
     sub-models, and :meth:`learn` with what came of it. From then on :meth:`times` and :meth:`uncertainty` answer for
     that device, :meth:`check` takes in sub-models that were measured later, and :meth:`observe` what training reports.
-    Devices are told apart by names that the caller
-    chooses. Not safe to be called from several threads at once.
+    Devices are told apart by names that the caller chooses. Not safe to be called from several threads at once.
     """
 
     name: ClassVar[str]
