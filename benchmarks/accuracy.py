@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from convergence import METHODS, Method, Parts, Task, load_digits, load_har, mobilenet, ours, run
 from methods import OUR_BITS
-from report import Report
+from report import Report, asked_for
 from torch import Tensor, nn
 
 from lightning_accept.models.activity import activity_cnn
@@ -145,7 +145,7 @@ def measure(report: Report, arguments: argparse.Namespace) -> None:
         for seed in range(arguments.seeds or (1 if arguments.quick else task.seeds)):
             for label, method in methods(arguments.bits or BITS[name]).items():
                 key = {"task": name, "method": label, "seed": seed, **settings}
-                wanted = any(label.startswith(start) for start in arguments.methods or [""])
+                wanted = asked_for(label, arguments.methods)
                 if wanted and not any(key.items() <= row.items() for row in report.rows.get("runs", ())):
                     report.row("runs", **key, **run(task, parts, method, seed, epochs))
                     report.finish(arguments.json)

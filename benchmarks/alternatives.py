@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from devices import NAMES, steady
 from edge import EdgeError, Host, Testbed
-from report import Report
+from report import Report, asked_for
 from rivals.job import mobilenet
 from rivals.running import SETUP, accuracies, batch_times, begin, follow, traffic
 from rivals.variants import SYNC, Variant, our_options, variants
@@ -149,9 +149,8 @@ def measure_speed(report: Report, arguments: argparse.Namespace) -> None:
         _cell(report, arguments, variant, None)
     alone = _seconds_alone(report, devices, arguments.shares)
     for rate in arguments.rates:
-        piped = any(
-            _chosen(variant, arguments) for variant in variants(arguments, (1, 2)) if variant.method == "pipeline"
-        )
+        pipelines = [variant for variant in variants(arguments, (1, 2)) if variant.method == "pipeline"]
+        piped = any(asked_for(variant.label, arguments.methods) for variant in pipelines)
         cuts = planned_cuts(alone, rate, arguments.size) if piped else [1, 2]
         for variant in variants(arguments, cuts):
             if variant.host is None:
@@ -172,16 +171,13 @@ def _cell(report: Report, arguments: argparse.Namespace, variant: Variant, rate:
 
 def _wanted(report: Report, table: str, arguments: argparse.Namespace, variant: Variant, key: dict[str, Any]) -> bool:
     """Whether a cell is still to be run; one whose package is missing is recorded as that."""
-    if not _chosen(variant, arguments) or any(key.items() <= row.items() for row in report.rows.get(table, ())):
+    known = any(key.items() <= row.items() for row in report.rows.get(table, ()))
+    if known or not asked_for(variant.label, arguments.methods):
         return False
     if variant.package is None or find_spec(variant.package) is not None:
         return True
     print(f"{variant.label} is left out: pip install {variant.package}", flush=True)
     return False
-
-
-def _chosen(variant: Variant, arguments: argparse.Namespace) -> bool:
-    return any(variant.label.startswith(start) for start in arguments.methods or [""])
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:

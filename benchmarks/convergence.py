@@ -33,7 +33,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from report import Report
+from report import Report, asked_for
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.models import mobilenet_v2
@@ -306,7 +306,7 @@ def accuracy(net: nn.Module, x: Tensor, y: Tensor) -> float:
 def measure(report: Report, arguments: argparse.Namespace) -> None:
     """Every run that is asked for and not yet in the report."""
     for name, task in TASKS.items():
-        if not _chosen(name, arguments.tasks):
+        if not asked_for(name, arguments.tasks):
             continue
         parts = task.load(Path(arguments.data))
         if parts is None:
@@ -322,7 +322,7 @@ def measure(report: Report, arguments: argparse.Namespace) -> None:
             for label, method in METHODS.items():
                 key = {"task": name, "method": label, "seed": seed, **settings}
                 known = any(key.items() <= row.items() for row in report.rows.get("runs", ()))
-                if known or not _chosen(label, arguments.methods):
+                if known or not asked_for(label, arguments.methods):
                     continue
                 report.row("runs", **key, **run(task, parts, method, seed, epochs))
                 report.finish(arguments.json)
@@ -387,10 +387,6 @@ def supported(summary: Sequence[dict[str, Any]], seeds: int) -> str | None:
             share = statistics.fmean(row["share_of_raw"] for row in rows)
             best = min(best or (share, label), (share, label))
     return best and best[1]
-
-
-def _chosen(name: str, wanted: Sequence[str] | None) -> bool:
-    return wanted is None or any(name.startswith(start) for start in wanted)
 
 
 def main() -> None:

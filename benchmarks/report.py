@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,11 @@ class Report:
         }
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(json.dumps(document, indent=1) + "\n")
+
+
+def asked_for(name: str, starts: Sequence[str] | None) -> bool:
+    """Whether an option such as ``--methods`` names this one, by how it begins; without the option, all of them."""
+    return not starts or any(name.startswith(start) for start in starts)
 
 
 def machine() -> dict[str, Any]:
