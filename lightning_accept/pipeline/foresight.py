@@ -9,19 +9,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch.optim import Optimizer
 
 from lightning_accept.graph import Chain, Trace
 from lightning_accept.latency.base import LatencyModel
-from lightning_accept.latency.measured import Measured
-from lightning_accept.latency.profile import Profile, ProfileRequest, run_profile
-from lightning_accept.latency.request import MAX_SECONDS
+from lightning_accept.latency.profile import run_profile
 from lightning_accept.latency.submodels import Measurement, Span
 from lightning_accept.partition.forecast import Forecast, least_period, make_forecast, renew_forecast
-from lightning_accept.partition.handling import Handling
 from lightning_accept.partition.link import Speed
 from lightning_accept.partition.model import PipelineModel
 from lightning_accept.partition.plan import Plan, PlanError
@@ -31,11 +28,13 @@ from lightning_accept.partition.simulator import simulate_period
 from lightning_accept.partition.times import SubModelTimes, TableTimes
 from lightning_accept.pipeline.central import CentralPipeline
 from lightning_accept.pipeline.crossing import crossing
+from lightning_accept.pipeline.device_times import DeviceTimes, JobSize
 from lightning_accept.pipeline.messages import StageReport
+from lightning_accept.pipeline.optimizers import state_copies
 from lightning_accept.pipeline.speeds import Speeds
-from lightning_accept.pipeline.survey import CENTRAL, Profiler, measure_links, profile_devices
+from lightning_accept.pipeline.survey import Profiler, measure_links
 from lightning_accept.pipeline.watch import Change, StageMedian, StageWatch
-from lightning_accept.progress import SILENT, Activity, ProgressLine
+from lightning_accept.progress import SILENT, ProgressLine
 
 log = logging.getLogger("lightning_accept")
 
@@ -45,27 +44,6 @@ MICRO_BATCHES = (1, 2, 4, 8)
 _RESTS_KEPT = 32
 _CHECKS = 3
 """Plans whose stages are measured before one is put in place, at most."""
-_CHECK_RUNS = 3
-"""Runs of the slowest stage in such a measurement, the warm-up counted."""
-
-
-@dataclass
-class _Size:
-    """What is known of jobs of one size.
-
-    Attributes:
-        micro_batches: Jobs per batch.
-        batch: Samples per job.
-        latency: Times of sub-models on all devices.
-        handling: What the codecs add, by device number.
-        request: What is measured, without the sub-models.
-    """
-
-    micro_batches: int
-    batch: int
-    latency: LatencyModel
-    handling: dict[int, Handling] = field(default_factory=dict)
-    request: ProfileRequest | None = None
 
 
 @dataclass(frozen=True)
@@ -121,16 +99,13 @@ class Foresight:
         """Seconds per batch that the central node spends on all but stage 0: the loss, data, Lightning's loop."""
         self.stale = False
         """Whether something has changed since the plan in force was made."""
-        self._make_latency = make_latency
         self._wishes = wishes
-        self._facts = facts
         self._starts: tuple[int, ...] | None = None
-        self._crowded = crowded
         self._link_seconds = link_seconds
-        self._profile_seconds = profile_seconds
-        self._profiler = profiler
         self._progress = progress
-        self._sizes: list[_Size] = []
+        self._times = DeviceTimes(
+            make_latency, facts, crowded=crowded, seconds=profile_seconds, profiler=profiler, progress=progress
+        )
         self._watch = StageWatch()
         self._rests: deque[float] = deque(maxlen=_RESTS_KEPT)
         self._steps: dict[int, float] = {}
@@ -149,16 +124,8 @@ class Foresight:
         autocast: str | None,
     ) -> None:
         """Measure all devices and links for this model. Nothing may be in flight."""
-        self._trace, self._chain, self._pipeline = trace, chain, pipeline
-        self._optimizers, self._autocast = optimizers, autocast
-        traced = chain.batch
-        self._sizes = []
-        for count in self._numbers_of_micro_batches():
-            # The predictor knows the sizes that it was trained for; other sizes are measured.
-            latency = self._make_latency() if not self._sizes else Measured()
-            layers = chain.layers
-            latency.prepare(len(layers), [layer.flops / count for layer in layers], [layer.name for layer in layers])
-            self._sizes.append(_Size(count, -(-traced // count), latency))
+        self._chain, self._pipeline, self._optimizers = chain, pipeline, optimizers
+        self._times.prepare(trace, chain, pipeline, autocast, self._numbers_of_micro_batches())
         started = time.perf_counter()
         self.measure(range(len(pipeline.claimed) + 1))
         self.speeds = measure_links(
@@ -178,20 +145,12 @@ class Foresight:
 
     def measure(self, devices: Sequence[int]) -> None:
         """Measure these devices (again). Nothing may be in flight."""
-        with self._progress.show("profiling", len(devices) * len(self._sizes)) as shown:
-            for size in self._sizes:
-                profiles = self._profiles(size, devices, shown)
-                for number in sorted(profiles):
-                    size.latency.learn(self.name(number), profiles[number].measured)
-                    size.handling[number] = self._handling(number, profiles[number])
+        self._times.measure(devices)
 
     def describe(self) -> str:
         """Every device's time for a whole batch and every link's bandwidth, in one line."""
-        whole = []
-        for number in range(len(self._pipeline.claimed) + 1):
-            times = self._sizes[0].latency.times(self.name(number))
-            seconds = self._sizes[0].micro_batches * (times.forward(0, times.layers) + times.backward(0, times.layers))
-            whole.append(f"{self.name(number)} {seconds:.3g} s per batch")
+        devices = range(len(self._pipeline.claimed) + 1)
+        whole = [f"{self.name(number)} {self._times.of_whole_batch(number):.3g} s per batch" for number in devices]
         links = [
             f"{self.name(source)} -> {self.name(target)} {1e-6 * speed.bandwidth:.3g} Mbit/s"
             for (source, target), speed in self.speeds.known.items()
@@ -206,7 +165,7 @@ class Foresight:
 
     def name(self, device: int) -> str:
         """What a device is called."""
-        return CENTRAL if device == 0 else self._pipeline.claimed[device - 1].name
+        return self._times.name(device)
 
     # ----- planning
 
@@ -216,7 +175,7 @@ class Foresight:
         Raises:
             PlanError: If there is none.
         """
-        problems = {size.micro_batches: self._problem(size) for size in self._sizes}
+        problems = {size.micro_batches: self._problem(size) for size in self._times.sizes}
         return make_forecast(problems, in_flight=self._wishes.in_flight, starts=self._starts)
 
     def checked_plan(self) -> Forecast:
@@ -241,7 +200,7 @@ class Foresight:
             if keys <= seen:
                 break
             seen |= keys
-            self._check(self._size_of(forecast), stages)
+            self._times.check(self._size_of(forecast), stages)
         known = []
         for forecast in tried:
             problem = self._problem(self._size_of(forecast))
@@ -249,34 +208,13 @@ class Foresight:
                 known.append(renew_forecast(problem, forecast, in_flight=self._wishes.in_flight))
         return min(known, key=lambda forecast: forecast.period) if known else self.plan()
 
-    def _check(self, size: _Size, stages: Mapping[int, Span]) -> None:
-        """Measure stages at the same time; ``stages`` says which device is to have which layers."""
-        expected = {number: self._seconds(size, number, span) for number, span in stages.items()}
-        # Long enough for the slowest, so that the others are at work meanwhile.
-        seconds = min(MAX_SECONDS, max(self._profile_seconds, _CHECK_RUNS * max(expected.values())))
-        requests = {
-            number: replace(self._request(number, size), spans=(span,), codec_cuts=(), seconds=seconds)
-            for number, span in stages.items()
-        }
-        with self._progress.show("checking the plan", len(stages)) as shown:
-            profiles = self._ask(requests, shown)
-        told = []
-        for number in sorted(profiles):
-            (measured,) = profiles[number].measured
-            size.latency.check(self.name(number), measured)
-            told.append(
-                f"{self.name(number)} takes {measured.seconds:.3g} s for layers {measured.first} to"
-                f" {measured.stop - 1}, expected were {expected[number]:.3g} s"
-            )
-        log.info("checked the plan: %s", "; ".join(told))
-
     def least_period(self) -> float:
         """Seconds per batch that no partition and no schedule can beat; much sooner told than :meth:`plan`.
 
         Raises:
             PlanError: If there is no partition.
         """
-        return min(least_period(self._problem(size), size.micro_batches, self._starts) for size in self._sizes)
+        return min(least_period(self._problem(size), size.micro_batches, self._starts) for size in self._times.sizes)
 
     def period(self, forecast: Forecast) -> float:
         """Seconds per batch that an earlier forecast is worth by what is known now."""
@@ -290,7 +228,7 @@ class Foresight:
         if old is None:
             return 0.0
         owners = [_owners(forecast.plan) for forecast in (old, new)]
-        copies = 1 + _state_copies(self._optimizers)
+        copies = 1 + state_copies(self._optimizers)
         seconds = 0.0
         for layer, before, after in zip(self._chain.layers, *owners, strict=True):
             if before != after:
@@ -348,7 +286,7 @@ class Foresight:
         """Predicted seconds per job (forward and backward) of a stage of the plan in force."""
         assert self.forecast is not None
         load = self.forecast.plan.stages[stage]
-        return self._seconds(self._size_of(self.forecast), load.device, (load.first, load.stop))
+        return self._times.seconds(self._size_of(self.forecast), load.device, (load.first, load.stop))
 
     def remeasure(self, stages: Sequence[int]) -> None:
         """Measure the devices of these stages again. Nothing may be in flight."""
@@ -360,14 +298,9 @@ class Foresight:
 
     # ----- helpers
 
-    def _seconds(self, size: _Size, number: int, span: Span) -> float:
-        """Predicted seconds per job (forward and backward) of a sub-model on a device."""
-        times = size.latency.times(self.name(number))
-        return times.forward(*span) + times.backward(*span)
-
-    def _size_of(self, forecast: Forecast) -> _Size:
+    def _size_of(self, forecast: Forecast) -> JobSize:
         """What is known of jobs of the size that a forecast has."""
-        return next(size for size in self._sizes if size.micro_batches == forecast.schedule.micro_batches)
+        return next(size for size in self._times.sizes if size.micro_batches == forecast.schedule.micro_batches)
 
     def _numbers_of_micro_batches(self) -> list[int]:
         wanted = self._wishes.micro_batches
@@ -378,60 +311,7 @@ class Foresight:
             return [1]
         return [count for count in MICRO_BATCHES if count == 1 or count <= self._chain.batch]
 
-    def _profiles(self, size: _Size, devices: Sequence[int], shown: Activity) -> dict[int, Profile]:
-        """Measure these devices for jobs of one size; what is shown names those that are still at it."""
-        return self._ask({number: self._request(number, size) for number in devices}, shown)
-
-    def _ask(self, requests: Mapping[int, ProfileRequest], shown: Activity) -> dict[int, Profile]:
-        busy = [self.name(number) for number in requests]
-
-        def done(number: int) -> None:
-            busy.remove(self.name(number))
-            shown.advance(title=_profiling(list(busy)))
-
-        shown.begin(_profiling(busy))
-        return profile_devices(requests, self._pipeline.claimed, self._pipeline.device, self._profiler, done)
-
-    def _request(self, number: int, size: _Size) -> ProfileRequest:
-        if size.request is None:
-            settings = self._pipeline.settings
-            size.request = ProfileRequest.of(
-                self._chain,
-                self._trace,
-                (),
-                batch=size.batch,
-                autocast=self._autocast,
-                forward_codec=settings.forward_codec,
-                backward_codec=settings.backward_codec,
-                codec_cuts=range(1, len(self._chain.layers) + 1),
-                seconds=self._profile_seconds,
-            )
-        spans = tuple(size.latency.spans(self.name(number), number == 0))
-        return replace(size.request, spans=spans, memory=self._memory(number))
-
-    def _handling(self, number: int, profile: Profile) -> Handling:
-        """What messages and their codecs add to a device's stage: nothing where a core is left for them."""
-        if not profile.encode:
-            return Handling.none(len(self._chain.layers) + 1)
-        facts = self._facts[number]
-        threads, cores = facts.get("threads") or 1, facts.get("cores")
-        share = 1.0 if self._crowded or cores is None else min(1.0, max(0.0, threads + 1 - cores))
-        encode, decode = [(0.0, 0.0), *profile.encode], [(0.0, 0.0), *profile.decode]
-        if not self._pipeline.settings.compresses_output(self._chain):
-            encode[-1] = decode[-1] = (0.0, 0.0)
-        message = profile.message
-        return Handling(
-            [share * (message + forward) for forward, _ in encode],
-            [share * (message + forward) for forward, _ in decode],
-            [share * (message + backward) for _, backward in encode],
-            [share * (message + backward) for _, backward in decode],
-        )
-
-    def _memory(self, number: int) -> float | None:
-        free = self._facts[number].get("memory_free")
-        return None if free is None else float(free)
-
-    def _problem(self, size: _Size) -> Problem:
+    def _problem(self, size: JobSize) -> Problem:
         """The planner's problem for one job."""
         settings, pipeline = self._pipeline.settings, self._pipeline
         down, up = crossing(
@@ -449,8 +329,8 @@ class Foresight:
             devices.append(
                 Device(
                     self.name(number),
-                    self._times(size, number),
-                    memory=self._memory(number) or math.inf,
+                    self._stage_times(size, number),
+                    memory=self._times.memory(number) or math.inf,
                     weight_versions=schedule.staleness[number] + 1,
                     in_flight=schedule.in_flight,
                     handling=size.handling[number],
@@ -465,13 +345,13 @@ class Foresight:
             self.speeds.link,
             weight_bytes=[layer.weight_bytes for layer in layers],
             activation_bytes=[layer.activation_bytes for layer in layers],
-            state_copies=1 + _state_copies(self._optimizers),
+            state_copies=1 + state_copies(self._optimizers),
             loss_time=self.loss_seconds,
             may_leave_out=self._wishes.may_leave_out,
             share=True,
         )
 
-    def _times(self, size: _Size, number: int) -> SubModelTimes:
+    def _stage_times(self, size: JobSize, number: int) -> SubModelTimes:
         """A device's times for one job, with its part of the optimizer step."""
         times = size.latency.times(self.name(number))
         rate = self._step_rate(number) / size.micro_batches
@@ -521,23 +401,6 @@ class Foresight:
         return False
 
 
-def _profiling(devices: Sequence[str]) -> str:
-    more = f" and {len(devices) - 1} more" if len(devices) > 1 else ""
-    return f"profiling {devices[0]}{more}" if devices else "profiling"
-
-
 def _owners(plan: Plan) -> list[int]:
     """The device of every layer."""
     return [stage.device for stage in plan.stages for _ in range(stage.first, stage.stop)]
-
-
-def _state_copies(optimizers: Sequence[Optimizer]) -> int:
-    """Tensors per parameter that the optimizers keep: as many as the fullest state shows, else what is usual."""
-    most = 0
-    for optimizer in optimizers:
-        for state in optimizer.state.values():
-            most = max(most, sum(getattr(value, "dim", lambda: 0)() > 0 for value in state.values()))
-        if not optimizer.state:
-            options = optimizer.defaults
-            most = max(most, 2 if "betas" in options else 1 if options.get("momentum") else 0)
-    return most

@@ -166,3 +166,15 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise OptimizerError(f"an option of type {type(value).__name__} cannot travel to a worker: {value!r}")
+
+
+def state_copies(optimizers: Sequence[Optimizer]) -> int:
+    """Tensors per parameter that the optimizers keep: as many as the fullest state shows, else what is usual."""
+    most = 0
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            most = max(most, sum(getattr(value, "dim", lambda: 0)() > 0 for value in state.values()))
+        if not optimizer.state:
+            options = optimizer.defaults
+            most = max(most, 2 if "betas" in options else 1 if options.get("momentum") else 0)
+    return most

@@ -90,7 +90,6 @@ def make(
     devices: Devices,
     speed: Speed | None = None,
     wishes: Wishes | None = None,
-    facts: dict[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Foresight, Any]:
     workers = [Worker(devices, number, speed or Speed()) for number in range(1, len(devices.speeds))]
@@ -101,7 +100,7 @@ def make(
     foresight = Foresight(
         Measured,
         wishes or Wishes(),
-        [facts or {}] * len(devices.speeds),
+        [{}] * len(devices.speeds),
         profiler=lambda request, device: devices.profile(0, request),
         **options,
     )
@@ -148,35 +147,13 @@ def test_all_links_of_the_chain_are_measured(traced: tuple[Trace, Chain]) -> Non
     assert len(more.speeds.known) == 12
 
 
-@pytest.mark.parametrize(
-    ("facts", "crowded", "share"),
-    [
-        ({"threads": 1, "cores": 2.0}, False, 0.0),
-        ({"threads": 1, "cores": 1.5}, False, 0.5),
-        ({"threads": 1, "cores": 0.25}, False, 1.0),
-        ({"threads": 1, "cores": 8.0}, True, 1.0),
-        ({}, False, 1.0),
-    ],
-)
-def test_codecs_hold_up_a_device_without_a_core_to_spare(
-    traced: tuple[Trace, Chain], facts: dict[str, Any], crowded: bool, share: float
-) -> None:
+def test_codecs_hold_up_the_stages_beside_a_cut(traced: tuple[Trace, Chain]) -> None:
     devices = Devices(1.0, 1.0)
     devices.codec_seconds = 0.01
-    foresight, _ = make(traced, devices, facts=facts, crowded=crowded)
+    foresight, _ = make(traced, devices)
     stages = foresight.plan().plan.stages
     # Four codec calls on either device: activation and gradient of the cut, and of the output.
-    assert [stage.seconds for stage in stages] == pytest.approx([4 * SECONDS + share * 0.04] * 2)
-
-
-def test_an_output_that_travels_raw_costs_no_codec() -> None:
-    net = nn.Sequential(*(nn.Linear(32, 32) for _ in range(LAYERS - 1)), nn.Linear(32, 2))
-    found = trace(net, (torch.randn(16, 32),), {})
-    devices = Devices(1.0, 1.0)
-    devices.codec_seconds = 0.01
-    foresight, _ = make((found, Chain.from_trace(found)), devices)
-    stages = foresight.plan().plan.stages
-    assert [stage.seconds for stage in stages] == pytest.approx([4 * SECONDS + 0.02] * 2)
+    assert [stage.seconds for stage in stages] == pytest.approx([4 * SECONDS + 0.04] * 2)
 
 
 def test_a_plan_is_checked_before_it_is_put_in_place(traced: tuple[Trace, Chain], noted: Any) -> None:

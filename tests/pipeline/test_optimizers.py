@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, AdamW
 
 from lightning_accept.pipeline.optimizers import (
     TORCH_OPTIMIZERS,
@@ -17,6 +18,7 @@ from lightning_accept.pipeline.optimizers import (
     hyper_parameters,
     pack_state,
     rebuild,
+    state_copies,
     unpack_state,
 )
 
@@ -163,3 +165,13 @@ def test_state_of_tensors_and_numbers_round_trips() -> None:
     state: dict[str, Tensor] = target.state[others["a.weight"]]
     assert state["note"] == 3
     assert torch.equal(state["exp_avg"], optimizer.state[params["a.weight"]]["exp_avg"])
+
+
+def test_tensors_kept_per_parameter_are_those_of_the_state_or_what_is_usual() -> None:
+    values = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))]
+    plain, momentum, adam = SGD(values, lr=0.1), SGD(values, lr=0.1, momentum=0.9), AdamW(values)
+    assert [state_copies(one) for one in ([], [plain], [momentum], [adam], [plain, adam])] == [0, 0, 1, 2, 2]
+    amsgrad = AdamW(values, amsgrad=True)
+    values[0].grad = torch.ones(3)
+    amsgrad.step()
+    assert state_copies([momentum, amsgrad]) == 3  # its step count is one number
