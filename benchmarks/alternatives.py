@@ -38,7 +38,7 @@ from edge import EdgeError, Host, Testbed
 from report import Report, asked_for
 from rivals.job import mobilenet
 from rivals.running import SETUP, accuracies, batch_times, begin, follow, traffic
-from rivals.variants import SYNC, Variant, our_options, variants
+from rivals.variants import SYNC, Variant, our_label, our_options, variants
 
 from lightning_accept.codecs import Raw
 from lightning_accept.graph import Chain, trace
@@ -242,17 +242,18 @@ def measure_accuracy(report: Report, arguments: argparse.Namespace) -> None:
 
 
 def learners(report: Report, arguments: argparse.Namespace) -> list[Variant]:
-    """The methods whose batches do not do the same; ours as deep as in its deepest cell."""
+    """The methods whose batches do not do the same; ours once for every depth that its cells had."""
     found = [
         variant for variant in variants(arguments, (7, 14)) if variant.method not in ("single", "hivemind", "ours")
     ]
     plans = [row["plan"] for row in report.rows.get("speed", ()) if row.get("plan")]
-    usual: dict[str, Any] = {"in_flight": 4, "starts": [7, 14]}
-    deepest = max(plans, key=lambda plan: int(plan["in_flight"]), default=usual)
-    starts = [str(start) for start in deepest["starts"]]
-    depth = str(deepest["in_flight"])
-    options = (*our_options(arguments), "--sync", str(arguments.sync), "--in-flight", depth, "--starts", *starts)
-    return [Variant("alone", "single", host=NAMES[0]), *found, Variant("ours", "ours", options, workers=len(starts))]
+    by_depth = {int(plan["in_flight"]): plan["starts"] for plan in plans} or {4: [7, 14]}
+    ours = []
+    for depth, starts in sorted(by_depth.items()):
+        more = ("--in-flight", str(depth), "--starts", *map(str, starts))
+        options = (*our_options(arguments), "--sync", str(arguments.sync), *more)
+        ours.append(Variant(our_label(depth, arguments.sync), "ours", options, workers=len(starts)))
+    return [Variant("alone", "single", host=NAMES[0]), *found, *ours]
 
 
 def learn(variant: Variant, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -277,11 +278,18 @@ def measure_times(report: Report, arguments: argparse.Namespace) -> None:
     report.rows.pop("time", None)
     needed = {row["method"]: row.get("batches_to_target") for row in report.rows.get("accuracy", ())}
     for row in report.rows.get("speed", []):
-        batches = needed.get("alone" if "alone" in row["method"] else row["method"])
+        batches = needed.get(_learner(row, arguments.sync))
         if batches is None or row.get("seconds_per_batch") is None:
             continue
         seconds = time_to(batches, row, arguments.sync)
         report.row("time", method=row["method"], rate_mbit=row["rate_mbit"], batches=batches, seconds=seconds)
+
+
+def _learner(row: dict[str, Any], sync: int) -> str:
+    """The method whose batches do the same as those of a cell of *speed*."""
+    if row.get("plan"):
+        return our_label(int(row["plan"]["in_flight"]), sync)
+    return "alone" if row["rate_mbit"] is None else str(row["method"])
 
 
 def time_to(batches: int, row: dict[str, Any], sync: int) -> float:
@@ -300,13 +308,13 @@ def compare(report: Report) -> None:
     for table, column, better in (("speed", "samples_per_s", max), ("time", "seconds", min)):
         rows = [row for row in report.rows.get(table, []) if row.get(column) is not None]
         for rate in rates:
-            mine = [row[column] for row in rows if row["method"] == "ours" and row["rate_mbit"] == rate]
-            others = [row for row in rows if row["method"] != "ours" and row["rate_mbit"] in (None, rate)]
+            own = [row for row in rows if row["method"].startswith(our_label()) and row["rate_mbit"] == rate]
+            others = [row for row in rows if row not in own and row["rate_mbit"] in (None, rate)]
             # What Flower's rounds compute is not what the others' batches do.
             others = [row for row in others if table == "time" or not row["method"].startswith("Flower")]
-            if mine and others:
-                best = better(others, key=lambda row: float(row[column]))
-                ratio = mine[-1] / best[column] if table == "speed" else best[column] / mine[-1]
+            if own and others:
+                mine, best = (better(part, key=lambda row: float(row[column])) for part in (own, others))
+                ratio = mine[column] / best[column] if table == "speed" else best[column] / mine[column]
                 report.figure(f"{table} at {rate:g} Mbit/s: ours over {best['method']}", ratio)
 
 
@@ -333,7 +341,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=16, help="in which to reach it")
     parser.add_argument("--accuracy-cap", type=float, default=1200.0, help="seconds for that")
     parser.add_argument("--learning-rate", type=float, default=0.02)
-    parser.add_argument("--sync", type=int, default=62, help="first batches of ours with one in flight, in accuracy")
+    parser.add_argument("--in-flight", type=int, help="of ours, where speed is measured; otherwise as planned")
+    parser.add_argument("--sync", type=int, default=0, help="first batches of ours with one in flight, in accuracy")
     parser.add_argument("--quick", action="store_true", help="one rate, small batches, to see that it runs")
     parser.add_argument("--json", help="write the raw figures to this file, and go on from what it holds")
     arguments = parser.parse_args()

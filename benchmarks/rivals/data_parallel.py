@@ -17,6 +17,8 @@ from .job import Job, Progress
 
 FIRST_COMPRESSED = 2
 """Steps that PowerSGD leaves uncompressed: as few as DDP allows."""
+EPSILON = 1e-8
+"""What PyTorch's documentation advises against division by zero."""
 ONE_BUCKET = 1024
 """MiB, more than all gradients. PowerSGD starts the later exchanges of a bucket when the earlier are over: with several
 buckets these come in a different order on every device, and gloo pairs what does not belong together."""
@@ -30,7 +32,8 @@ def train(job: Job, options: Namespace) -> None:
     if options.hook == "fp16":
         net.register_comm_hook(None, fp16_compress_hook)
     elif options.hook == "powersgd":
-        state = PowerSGDState(None, options.powersgd_rank, FIRST_COMPRESSED)
+        # Units that are never active leave columns of zeros, which would become NaN.
+        state = PowerSGDState(None, options.powersgd_rank, FIRST_COMPRESSED, orthogonalization_epsilon=EPSILON)
         net.register_comm_hook(state, powerSGD_hook)
     optimizer, progress = job.optimizer(net.parameters()), Progress(job)
     for x, y in job.stream():

@@ -98,7 +98,9 @@ def train(job: Job, options: Namespace) -> None:
     method = METHODS[options.our_method]
     settings = method.strategy_arguments("digits", options.predictor)
     if options.starts is not None:
-        settings.update(latency="flops", partition=options.starts, in_flight=options.in_flight)
+        settings.update(latency="flops", partition=options.starts)
+    if options.in_flight is not None:
+        settings.update(in_flight=options.in_flight)
     strategy = AccEPTStrategy(options.workers, sync_warmup_steps=options.sync, **settings)
     trainer = L.Trainer(
         max_epochs=-(-job.total // job.steps_per_epoch),

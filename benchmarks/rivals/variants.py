@@ -77,12 +77,20 @@ def variants(arguments: argparse.Namespace, cuts: Sequence[int]) -> list[Variant
     return [*alone, *pipelines, *parallel, *others, our_variant(arguments)]
 
 
+def our_label(in_flight: int | None = None, sync: int = 0) -> str:
+    """What ours is called: with so many batches in flight (None: as planned), and one in flight for the first few."""
+    depth = "" if in_flight is None else f", {in_flight} in flight"
+    return f"ours{depth}" + (f", {sync} alone first" if sync else "")
+
+
 def our_variant(arguments: argparse.Namespace) -> Variant:
     """Ours; it begins with one batch in flight, for the time that such a batch takes."""
     if arguments.quick:
         options = ("--sync", "2", "--in-flight", "3", "--starts", "7", "14")
         return Variant("ours", "ours", (*our_options(arguments), *options), warm=6)
-    return Variant("ours", "ours", (*our_options(arguments), "--sync", str(SYNC)), warm=SYNC + FILLING)
+    depth = arguments.in_flight
+    options = (*our_options(arguments), "--sync", str(SYNC), *(() if depth is None else ("--in-flight", str(depth))))
+    return Variant(our_label(depth), "ours", options, warm=SYNC + FILLING)
 
 
 def our_options(arguments: argparse.Namespace) -> tuple[str, ...]:

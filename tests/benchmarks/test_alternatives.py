@@ -27,6 +27,7 @@ def command_line(**changes: Any) -> argparse.Namespace:
         "local_steps": 2,
         "our_method": "ours",
         "predictor": None,
+        "in_flight": None,
         "quick": True,
         "size": 32,
         "batches": 3,
