@@ -184,6 +184,12 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"shares": list(arguments.shares), "size": arguments.size}
 
 
+def _lesson(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What all methods are to learn, and how."""
+    names = ("target", "epochs", "learning_rate")
+    return {**{name: getattr(arguments, name) for name in names}, **_settings(arguments)}
+
+
 def _first_line(error: EdgeError) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{lines[0]} {lines[-1] if len(lines) > 1 else ''}".strip()[:400]
@@ -224,13 +230,7 @@ def planned_cuts(alone: Sequence[float], rate: float, size: int) -> list[int]:
 def measure_accuracy(report: Report, arguments: argparse.Namespace) -> None:
     """Batches to the accuracy that is asked for, one run per way of computing."""
     for variant in learners(report, arguments):
-        key = {
-            "method": variant.label,
-            "target": arguments.target,
-            "epochs": arguments.epochs,
-            "learning_rate": arguments.learning_rate,
-            **_settings(arguments),
-        }
+        key = {"method": variant.label, **_lesson(arguments)}
         if not _wanted(report, "accuracy", arguments, variant, key):
             continue
         try:
@@ -276,7 +276,8 @@ def learn(variant: Variant, arguments: argparse.Namespace) -> dict[str, Any]:
 def measure_times(report: Report, arguments: argparse.Namespace) -> None:
     """Times to the accuracy, from both parts."""
     report.rows.pop("time", None)
-    needed = {row["method"]: row.get("batches_to_target") for row in report.rows.get("accuracy", ())}
+    learnt = [row for row in report.rows.get("accuracy", ()) if _lesson(arguments).items() <= row.items()]
+    needed = {row["method"]: row.get("batches_to_target") for row in learnt}
     for row in report.rows.get("speed", []):
         batches = needed.get(_learner(row, arguments.sync))
         if batches is None or row.get("seconds_per_batch") is None:

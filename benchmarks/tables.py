@@ -213,8 +213,17 @@ def alternatives(document: Document) -> str:
     parts.append("Samples per second (KiB per sample on all links together):\n\n" + pivot(speed, fast))
     learnt = document["rows"].get("accuracy", [])
     if learnt:
-        rows = [[row["method"], _number(row.get("batches_to_target"), 0) or row["note"]] for row in learnt]
-        parts.append(f"Batches to an accuracy of {learnt[0]['target']}:\n\n" + table(["", "batches"], rows))
+        rows = [
+            [
+                row["method"],
+                f"{row['learning_rate']:g}",
+                _number(row.get("batches_to_target"), 0) or row["note"],
+                ", ".join(f"{100 * share:.0f}" for _, share in row.get("curve", ())),
+            ]
+            for row in learnt
+        ]
+        heads = ["", "learning rate", "batches", "accuracy after each epoch, %"]
+        parts.append(f"Batches to an accuracy of {learnt[0]['target']}:\n\n" + table(heads, rows))
     times = document["rows"].get("time", [])
     if times:
         parts.append(

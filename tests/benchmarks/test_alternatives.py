@@ -33,6 +33,9 @@ def command_line(**changes: Any) -> argparse.Namespace:
         "batches": 3,
         "cap": 60.0,
         "learning_rate": 0.02,
+        "sync": 0,
+        "target": 0.9,
+        "epochs": 2,
     }
     return argparse.Namespace(**{**values, **changes})
 
@@ -103,6 +106,36 @@ def test_ours_is_compared_with_the_best_other() -> None:
     text = tables.alternatives({"rows": report.rows, "figures": report.figures})
     assert "| ours | 8.0 |" in text
     assert "| DDP, fp16 hook | stopped after 300 s |" in text
+
+
+def test_ours_learns_at_every_depth_of_its_cells_and_is_timed_by_its_own() -> None:
+    report, arguments = Report("alternatives"), command_line()
+    settings = {"shares": arguments.shares, "size": arguments.size}
+    for rate, depth in ((1.0, 5), (10.0, 4), (100.0, 4)):
+        plan = {"in_flight": depth, "starts": [depth, 17]}
+        report.row("speed", method="ours", rate_mbit=rate, samples_per_s=64.0, seconds_per_batch=0.5, plan=plan)
+    report.row("speed", method="pi alone (50 %)", rate_mbit=None, samples_per_s=32.0, seconds_per_batch=1.0)
+    ours = [variant for variant in alternatives.learners(report, arguments) if variant.method == "ours"]
+    assert [variant.label for variant in ours] == ["ours, 4 in flight", "ours, 5 in flight"]
+    assert [variant.options[-5:] for variant in ours] == [
+        ("--in-flight", str(depth), "--starts", str(depth), "17") for depth in (4, 5)
+    ]
+    for method, rate, batches in (
+        ("alone", 0.02, 40),
+        ("ours, 4 in flight", 0.02, 50),
+        ("ours, 5 in flight", 0.02, 60),
+        ("ours, 5 in flight", 0.005, 20),  # another learning rate
+        ("ours, 4 in flight, 8 alone first", 0.02, 10),
+    ):
+        lesson = {"target": 0.9, "epochs": 2, "learning_rate": rate, **settings}
+        report.row("accuracy", method=method, batches_to_target=batches, **lesson)
+    alternatives.measure_times(report, arguments)
+    assert [row["seconds"] for row in report.rows["time"]] == [30.0, 25.0, 25.0, 40.0]
+    alternatives.compare(report)
+    assert report.figures["time at 1 Mbit/s: ours over pi alone (50 %)"] == 40 / 30
+    text = tables.alternatives({"rows": report.rows, "figures": report.figures})
+    assert "| ours, 5 in flight | 0.005 | 20 |" in text
+    assert "| ours | 30 | 25 | 25 |" in text
 
 
 def test_stages_of_1f1b_are_cut_for_devices_and_links() -> None:
