@@ -82,6 +82,23 @@ def learning(document: Document) -> str:
     return table(["test accuracy, % (seeds)", *problems], body)
 
 
+def stability(document: Document) -> str:
+    """Largest stable learning rates, one row per staleness."""
+    rows = document["rows"]["limits"]
+    body = [
+        [
+            str(row["staleness"]),
+            *(f"{row[way]:.3f} (1/{rows[0][way] / row[way]:.0f})" for way in ("stashing", "weight_prediction")),
+        ]
+        for row in rows
+    ]
+    head = ["staleness, updates", "stashing alone", "with weight prediction"]
+    return (
+        f"Largest stable learning rate times curvature, SGD with momentum {rows[0]['momentum']:g} (as a part of that"
+        " without staleness):\n\n" + table(head, body)
+    )
+
+
 def overlap(document: Document) -> str:
     """Both measurements, one row per repeat."""
     parts = []
@@ -266,6 +283,7 @@ def _number(value: Any, digits: int) -> str:
 TABLES: dict[str, Callable[[Document], str]] = {
     "overlap": overlap,
     "learning": learning,
+    "stability": stability,
     "codecs": codecs,
     "convergence": convergence,
     "latency": latency,
