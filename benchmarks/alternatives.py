@@ -269,8 +269,22 @@ def learn(variant: Variant, arguments: argparse.Namespace) -> dict[str, Any]:
         note = follow(commands, reached, arguments.accuracy_cap)
         output = commands[0].output()
     curve = [(at_once * count, share) for count, share in accuracies(output)]
-    batches = next((count for count, share in curve if share >= arguments.target), None)
-    return {"batches_to_target": batches, "curve": curve, "note": note or ""}
+    return {"batches_to_target": batches_to(arguments.target, curve), "curve": curve, "note": note or ""}
+
+
+def batches_to(target: float, curve: Sequence[tuple[int, float]]) -> float | None:
+    """When the accuracy was reached: between the look that saw it first and the one before, by a straight line.
+
+    Args:
+        target: The accuracy.
+        curve: Accuracies after so many batches.
+    """
+    before = (0, 0.0)
+    for count, share in curve:
+        if share >= target:
+            return before[0] + (count - before[0]) * (target - before[1]) / (share - before[1])
+        before = (count, share)
+    return None
 
 
 def measure_times(report: Report, arguments: argparse.Namespace) -> None:
@@ -293,10 +307,10 @@ def _learner(row: dict[str, Any], sync: int) -> str:
     return "alone" if row["rate_mbit"] is None else str(row["method"])
 
 
-def time_to(batches: int, row: dict[str, Any], sync: int) -> float:
+def time_to(batches: float, row: dict[str, Any], sync: int) -> float:
     """Seconds of so many batches, of ours with the first ``sync`` of them one at a time."""
     alone = row.get("sync_seconds_per_batch")
-    first = 0 if alone is None else min(batches, sync)
+    first = 0.0 if alone is None else min(batches, sync)
     return float(first * (alone or 0.0) + (batches - first) * row["seconds_per_batch"])
 
 

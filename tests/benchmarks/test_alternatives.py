@@ -138,6 +138,20 @@ def test_ours_learns_at_every_depth_of_its_cells_and_is_timed_by_its_own() -> No
     assert "| ours | 30 | 25 | 25 |" in text
 
 
+@pytest.mark.parametrize(
+    ("curve", "expected"),
+    [
+        ([(10, 0.5), (20, 0.8), (30, 1.0)], 25.0),
+        ([(10, 0.95), (20, 0.8)], 10 * 0.9 / 0.95),
+        ([(10, 0.9)], 10.0),
+        ([(10, 0.5), (20, 0.89)], None),
+        ([], None),
+    ],
+)
+def test_an_accuracy_is_reached_between_two_looks(curve: list[tuple[int, float]], expected: float | None) -> None:
+    assert alternatives.batches_to(0.9, curve) == (None if expected is None else pytest.approx(expected))
+
+
 def test_stages_of_1f1b_are_cut_for_devices_and_links() -> None:
     fast, slow = (alternatives.planned_cuts([1.0, 1.0, 1.0], rate, 8) for rate in (1e6, 0.01))
     assert 0 < fast[0] < fast[1] < 20
