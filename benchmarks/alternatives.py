@@ -38,7 +38,7 @@ from edge import EdgeError, Host, Testbed
 from report import Report, asked_for
 from rivals.job import mobilenet
 from rivals.running import SETUP, accuracies, batch_times, begin, follow, traffic
-from rivals.variants import SYNC, Variant, our_label, our_options, variants
+from rivals.variants import SCALED, SYNC, Variant, our_label, our_options, variants
 
 from lightning_accept.codecs import Raw
 from lightning_accept.graph import Chain, trace
@@ -250,9 +250,16 @@ def learners(report: Report, arguments: argparse.Namespace) -> list[Variant]:
     by_depth = {int(plan["in_flight"]): plan["starts"] for plan in plans} or {4: [7, 14]}
     ours = []
     for depth, starts in sorted(by_depth.items()):
-        more = ("--in-flight", str(depth), "--starts", *map(str, starts))
+        more = (
+            "--in-flight",
+            str(depth),
+            "--starts",
+            *map(str, starts),
+            *(["--scale-lr"] if arguments.scale_lr else []),
+        )
         options = (*our_options(arguments), "--sync", str(arguments.sync), *more)
-        ours.append(Variant(our_label(depth, arguments.sync), "ours", options, workers=len(starts)))
+        label = our_label(depth, arguments.sync, arguments.scale_lr)
+        ours.append(Variant(label, "ours", options, workers=len(starts)))
     return [Variant("alone", "single", host=NAMES[0]), *found, *ours]
 
 
@@ -288,22 +295,31 @@ def batches_to(target: float, curve: Sequence[tuple[int, float]]) -> float | Non
 
 
 def measure_times(report: Report, arguments: argparse.Namespace) -> None:
-    """Times to the accuracy, from both parts."""
+    """Times to the accuracy, from both parts, with every learning rate that was tried."""
     report.rows.pop("time", None)
-    learnt = [row for row in report.rows.get("accuracy", ()) if _lesson(arguments).items() <= row.items()]
-    needed = {row["method"]: row.get("batches_to_target") for row in learnt}
+    lesson = _lesson(arguments)
+    del lesson["learning_rate"]
+    learnt = [row for row in report.rows.get("accuracy", ()) if lesson.items() <= row.items()]
     for row in report.rows.get("speed", []):
-        batches = needed.get(_learner(row, arguments.sync))
-        if batches is None or row.get("seconds_per_batch") is None:
-            continue
-        seconds = time_to(batches, row, arguments.sync)
-        report.row("time", method=row["method"], rate_mbit=row["rate_mbit"], batches=batches, seconds=seconds)
+        for other in learnt:
+            batches, more = other.get("batches_to_target"), other["method"].endswith(SCALED)
+            learner = _learner(row, arguments.sync, more)
+            if other["method"] != learner or None in (batches, row.get("seconds_per_batch")):
+                continue
+            report.row(
+                "time",
+                method=row["method"] + (SCALED if more else ""),
+                rate_mbit=row["rate_mbit"],
+                learning_rate=other["learning_rate"],
+                batches=batches,
+                seconds=time_to(batches, row, arguments.sync),
+            )
 
 
-def _learner(row: dict[str, Any], sync: int) -> str:
+def _learner(row: dict[str, Any], sync: int, scaled: bool) -> str:
     """The method whose batches do the same as those of a cell of *speed*."""
     if row.get("plan"):
-        return our_label(int(row["plan"]["in_flight"]), sync)
+        return our_label(int(row["plan"]["in_flight"]), sync, scaled)
     return "alone" if row["rate_mbit"] is None else str(row["method"])
 
 
@@ -358,6 +374,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=0.02)
     parser.add_argument("--in-flight", type=int, help="of ours, where speed is measured; otherwise as planned")
     parser.add_argument("--sync", type=int, default=0, help="first batches of ours with one in flight, in accuracy")
+    parser.add_argument("--scale-lr", action="store_true", help="of ours: divide learning rates by staleness")
     parser.add_argument("--quick", action="store_true", help="one rate, small batches, to see that it runs")
     parser.add_argument("--json", help="write the raw figures to this file, and go on from what it holds")
     arguments = parser.parse_args()

@@ -239,9 +239,15 @@ def alternatives(document: Document) -> str:
             ]
             for row in learnt
         ]
-        heads = ["", "learning rate", "batches", "accuracy after each epoch, %"]
-        parts.append(f"Batches to an accuracy of {learnt[0]['target']}:\n\n" + table(heads, rows))
-    times = document["rows"].get("time", [])
+        columns = ["", "learning rate", "batches", "accuracy after each epoch, %"]
+        parts.append(f"Batches to an accuracy of {learnt[0]['target']}:\n\n" + table(columns, rows))
+    usual = learnt[0]["learning_rate"] if learnt else None
+    times = [
+        row
+        if row["learning_rate"] == usual
+        else {**row, "method": f"{row['method']}, learning rate {row['learning_rate']:g}"}
+        for row in document["rows"].get("time", [])
+    ]
     if times:
         parts.append(
             "Seconds to that accuracy, batches times seconds:\n\n" + pivot(times, lambda row: f"{row['seconds']:.0f}")

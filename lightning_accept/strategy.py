@@ -95,6 +95,9 @@ class AccEPTStrategy(SingleDeviceStrategy):
             them unless they are small against what crosses the cuts before them, as a classifier's logits are: the
             loss is computed from them, and rounding them saves next to nothing.
         weight_prediction: Forward batches in flight with the weights expected when their update comes.
+        scale_lr_by_staleness: Divide the learning rate of each stage by the number of updates that its weights lacked
+            in the forward (PipeMare, arXiv 1910.05124). The optimizer's own learning rate, and what schedulers and
+            loggers see, stay as they are.
         sync_warmup_steps: Optimizer steps at the start of training with one batch in flight only.
         token: The workers' bearer token; by default the environment's ``LIGHTNING_ACCEPT_TOKEN``. Embedded workers get
             a random one.
@@ -123,6 +126,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
         eval_codec: str | Codec = "raw",
         compress_output: bool | str = "auto",
         weight_prediction: bool = True,
+        scale_lr_by_staleness: bool = False,
         sync_warmup_steps: int = 0,
         token: str | None = None,
         cafile: str | None = None,
@@ -164,6 +168,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
         }
         self._compress_output = None if compress_output == "auto" else bool(compress_output)
         self._weight_prediction = weight_prediction
+        self._scale_lr = scale_lr_by_staleness
         self._sync_warmup_steps = sync_warmup_steps
         self._token = token
         self._cafile = cafile
@@ -218,6 +223,7 @@ class AccEPTStrategy(SingleDeviceStrategy):
                 weight_prediction=self._weight_prediction,
                 seed=torch.initial_seed() % 2**63,
                 compress_output=self._compress_output,
+                scale_lr=self._scale_lr,
             )
             self._pipeline = CentralPipeline(
                 handles,

@@ -77,40 +77,51 @@ def train(batches: int, *, epochs: int = 1, disturb: Any = None, dropout: float 
 class Stage:
     """One stage of the reference: its weights after every update, and SGD with momentum written out."""
 
-    def __init__(self, net: nn.Sequential, window: int, predict: bool) -> None:
+    def __init__(self, net: nn.Sequential, window: int, predict: bool, scale: bool) -> None:
         self.net = net
         self.window = window
         self.predict = predict
+        self.scale = scale
         self.versions = [{name: p.detach().clone() for name, p in net.named_parameters()}]
         self.momentum: list[dict[str, Tensor]] = [{}]
 
+    def staleness(self, batch: int) -> int:
+        """Updates that the weights for ``batch`` lack, when batches up to ``batch - window`` are updated."""
+        return min(batch, self.window - 1)
+
+    def rate(self, batch: int) -> float:
+        """The learning rate of its update."""
+        return RATE / max(1, self.staleness(batch)) if self.scale else RATE
+
     def weights(self, batch: int) -> dict[str, Tensor]:
-        """The weights for ``batch``, when batches up to ``batch - window`` are updated."""
-        updated = max(0, batch - self.window + 1)
-        staleness = batch - updated
+        """The weights for ``batch``."""
+        staleness = self.staleness(batch)
+        updated = batch - staleness
         weights = {}
         for name, weight in self.versions[updated].items():
             velocity = self.momentum[updated].get(name)
             if self.predict and velocity is not None:
-                weight = weight - staleness * RATE * velocity
+                weight = weight - staleness * self.rate(batch) * velocity
             weights[name] = weight.clone().requires_grad_()
         return weights
 
-    def update(self, gradients: dict[str, Tensor]) -> None:
+    def update(self, batch: int, gradients: dict[str, Tensor]) -> None:
         momentum, weights = {}, {}
         for name, weight in self.versions[-1].items():
             gradient = gradients[name] + DECAY * weight
             old = self.momentum[-1].get(name)
             momentum[name] = gradient.clone() if old is None else MOMENTUM * old + gradient
-            weights[name] = weight - RATE * momentum[name]
+            weights[name] = weight - self.rate(batch) * momentum[name]
         self.momentum.append(momentum)
         self.versions.append(weights)
 
 
-def reference(batches: int, windows: tuple[int, int, int], predict: bool, epochs: int = 1) -> dict[str, Tensor]:
+def reference(
+    batches: int, windows: tuple[int, int, int], predict: bool, epochs: int = 1, scale: bool = False
+) -> dict[str, Tensor]:
     """Replay the schedule in one process, batch by batch: no pipeline, no threads."""
     L.seed_everything(11, verbose=False)
-    stages = [Stage(net, window, predict) for net, window in zip(make_stages(), windows, strict=True)]
+    stages = [Stage(net, window, predict, scale) for net, window in zip(make_stages(), windows, strict=True)]
     for _ in range(epochs):
         for stage in stages:  # the pipeline is drained between epochs: counting begins anew
             stage.versions, stage.momentum = stage.versions[-1:], stage.momentum[-1:]
@@ -122,7 +133,8 @@ def reference(batches: int, windows: tuple[int, int, int], predict: bool, epochs
             flat = [(number, name) for number, weights in enumerate(used) for name in weights]
             gradients = torch.autograd.grad(loss, [used[number][name] for number, name in flat])
             for number, stage in enumerate(stages):
-                stage.update({name: g for (owner, name), g in zip(flat, gradients, strict=True) if owner == number})
+                own = {name: g for (owner, name), g in zip(flat, gradients, strict=True) if owner == number}
+                stage.update(batch, own)
     return {f"{n}.{name}": weight for n, stage in enumerate(stages) for name, weight in stage.versions[-1].items()}
 
 
@@ -137,6 +149,48 @@ def by_stage(module: Model) -> dict[str, Tensor]:
 def test_four_in_flight_equal_a_replay_of_the_schedule(batches: int, predict: bool) -> None:
     module = train(batches, epochs=2, in_flight=4, weight_prediction=predict)
     torch.testing.assert_close(by_stage(module), reference(batches, (4, 3, 2), predict, 2), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("predict", [False, True])
+def test_learning_rates_divided_by_staleness_equal_their_replay(predict: bool) -> None:
+    module = train(12, epochs=2, in_flight=4, weight_prediction=predict, scale_lr_by_staleness=True)
+    expected = reference(12, (4, 3, 2), predict, 2, scale=True)
+    torch.testing.assert_close(by_stage(module), expected, rtol=1e-5, atol=1e-6)
+    unscaled = reference(12, (4, 3, 2), predict, 2)
+    for stage in "01":  # the last one is at most one update behind
+        distance = max(float((expected[n] - unscaled[n]).abs().max()) for n in expected if n.startswith(stage))
+        assert distance > 1e-3
+
+
+def test_learning_rates_stay_where_nothing_is_stale() -> None:
+    scaled, plain = (train(5, in_flight=1, scale_lr_by_staleness=scale) for scale in (True, False))
+    for name, weight in by_stage(plain).items():
+        assert torch.equal(weight, by_stage(scaled)[name])
+    warm = train(3, in_flight=4, sync_warmup_steps=3, scale_lr_by_staleness=True)
+    torch.testing.assert_close(by_stage(warm), reference(3, (1, 1, 1), False), rtol=1e-5, atol=1e-6)
+
+
+def test_the_user_s_optimizer_keeps_its_learning_rate() -> None:
+    rates = []
+
+    class Watched(Model):
+        def on_train_batch_end(self, *_: Any) -> None:
+            rates.append(self.optimizers().param_groups[0]["lr"])  # type: ignore[union-attr]
+
+    L.seed_everything(11, verbose=False)
+    strategy = AccEPTStrategy(MemoryCluster(2, build_stage).workers, in_flight=4, scale_lr_by_staleness=True)
+    trainer = L.Trainer(
+        max_epochs=1,
+        strategy=strategy,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    module = Watched()
+    trainer.fit(module, DataLoader(make_data(8), BATCH))
+    assert rates == [RATE] * 8
 
 
 def test_the_replay_differs_from_plain_training() -> None:

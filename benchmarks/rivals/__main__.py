@@ -60,6 +60,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--predictor", help="ours: file of a latency predictor, for methods that need one")
     parser.add_argument("--sync", type=int, default=0, help="ours: batches at the start with one in flight")
     parser.add_argument("--in-flight", type=int, help="ours")
+    parser.add_argument("--scale-lr", action="store_true", help="ours: divide learning rates by staleness")
     parser.add_argument("--starts", type=int, nargs="+", help="ours: first layers of the workers' stages")
     parser.add_argument("--peer", help="hivemind: what the central node has printed")
     parser.add_argument("--local-steps", type=int, default=10, help="flower: steps per round")

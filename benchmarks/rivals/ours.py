@@ -101,7 +101,8 @@ def train(job: Job, options: Namespace) -> None:
         settings.update(latency="flops", partition=options.starts)
     if options.in_flight is not None:
         settings.update(in_flight=options.in_flight)
-    strategy = AccEPTStrategy(options.workers, sync_warmup_steps=options.sync, **settings)
+    settings.update(sync_warmup_steps=options.sync, scale_lr_by_staleness=options.scale_lr)
+    strategy = AccEPTStrategy(options.workers, **settings)
     trainer = L.Trainer(
         max_epochs=-(-job.total // job.steps_per_epoch),
         strategy=strategy,

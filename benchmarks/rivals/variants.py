@@ -10,6 +10,7 @@ from devices import NAMES
 
 SYNC = 6
 """Batches at the start of ours with one in flight, where speed is measured."""
+SCALED = ", learning rate by staleness"
 FILLING = 12
 """Batches of ours that are left out after these."""
 
@@ -77,10 +78,16 @@ def variants(arguments: argparse.Namespace, cuts: Sequence[int]) -> list[Variant
     return [*alone, *pipelines, *parallel, *others, our_variant(arguments)]
 
 
-def our_label(in_flight: int | None = None, sync: int = 0) -> str:
-    """What ours is called: with so many batches in flight (None: as planned), and one in flight for the first few."""
+def our_label(in_flight: int | None = None, sync: int = 0, scaled: bool = False) -> str:
+    """What ours is called.
+
+    Args:
+        in_flight: Batches in flight; None where they are as planned.
+        sync: Batches at the start with one in flight.
+        scaled: Whether learning rates are divided by staleness.
+    """
     depth = "" if in_flight is None else f", {in_flight} in flight"
-    return f"ours{depth}" + (f", {sync} alone first" if sync else "")
+    return f"ours{depth}" + (f", {sync} alone first" if sync else "") + (SCALED if scaled else "")
 
 
 def our_variant(arguments: argparse.Namespace) -> Variant:

@@ -36,6 +36,7 @@ class Settings:
         seed: Seeds the random operations of batches in flight.
         compress_output: Whether the module's output and its gradient go through the codecs too; None where they are
             not small.
+        scale_lr: Divide every stage's learning rate by the staleness of its gradients.
     """
 
     forward_codec: Codec
@@ -44,6 +45,7 @@ class Settings:
     weight_prediction: bool
     seed: int
     compress_output: bool | None = None
+    scale_lr: bool = False
 
     def compresses_output(self, chain: Chain) -> bool:
         """Whether the output of ``chain`` and its gradient go through the codecs."""
@@ -159,6 +161,7 @@ def make_deployments(
             "window": None if synchronous else schedule.windows[index],
             "queue_limit": schedule.in_flight * schedule.micro_batches + QUEUE_MARGIN,
             "weight_prediction": settings.weight_prediction and not synchronous,
+            "scale_lr": settings.scale_lr and not synchronous,
             "seed": None if synchronous else settings.seed,
             "codecs": codecs,
         }

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 
 @torch.no_grad()
-def predict_weights(optimizers: Sequence[Optimizer | None], updates: int) -> dict[nn.Parameter, Tensor]:
-    """Weights expected ``updates`` optimizer steps from now, if the momentum stays as it is.
+def predict_weights(optimizers: Sequence[Optimizer | None], updates: float) -> dict[nn.Parameter, Tensor]:
+    """Weights expected ``updates`` optimizer steps from now, if the momentum stays as it is; parts of steps count.
 
     SGD with momentum moves by ``lr * v`` per step, ``v`` the momentum buffer. Adam-like optimizers move by
     ``lr * m_hat / (sqrt(v_hat) + eps)``, and AdamW's decoupled decay by ``lr * weight_decay * w`` besides.

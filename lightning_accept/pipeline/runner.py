@@ -86,6 +86,7 @@ class StageRunner:
             module,
             optimizers,
             weight_prediction=spec["weight_prediction"],
+            scale_lr=spec["scale_lr"],
             seed=spec["seed"],
             stage=deployment.stage,
             history=BufferHistory({name: module.buffers[name] for name in changing}),

@@ -45,9 +45,10 @@ class Job:
 
 @dataclass
 class _Version:
-    """Weights that batches in flight were forwarded with (weight stashing)."""
+    """Weights that batches in flight were forwarded with (weight stashing), and how many updates they lacked."""
 
     weights: dict[str, Tensor]
+    staleness: int
 
 
 @dataclass
@@ -69,6 +70,7 @@ class StageExecutor:
         optimizers: One per optimizer of the LightningModule; None where it has no parameters in this stage. Empty
             where somebody else steps the parameters: then :meth:`take_gradients` hands the gradients over.
         weight_prediction: Predict weights for batches in flight.
+        scale_lr: Divide the learning rate of every update by the staleness of its gradient.
         shared_optimizers: The optimizers are the user's own, which also hold parameters of other stages: step only this
             stage's, and leave param group options and other gradients as they were.
         seed: Where not None, random operations (dropout) of every job are seeded by ``seed``, batch and micro-batch.
@@ -84,6 +86,7 @@ class StageExecutor:
         optimizers: Sequence[Optimizer | None],
         *,
         weight_prediction: bool,
+        scale_lr: bool = False,
         seed: int | None,
         stage: int,
         shared_optimizers: bool = False,
@@ -95,6 +98,8 @@ class StageExecutor:
         self.updates_done = 0
         """Number of optimizer steps taken since the deployment."""
         self._weight_prediction = weight_prediction
+        self._scale_lr = scale_lr
+        self._staleness = 0  # the largest among the gradients that wait for their update
         self._seed = seed
         self._shared_optimizers = shared_optimizers
         self._history = history or BufferHistory({})
@@ -160,6 +165,7 @@ class StageExecutor:
         """
         stash = self._take(job)
         self._history.end(job)
+        self._staleness = max(self._staleness, stash.version.staleness)
         label = f"stage {self.stage} in the backward of batch {stash.job.batch}"
         pairs = []
         for index, (output, gradient) in enumerate(zip(stash.outputs, gradients, strict=True)):
@@ -240,7 +246,7 @@ class StageExecutor:
         optimizer = self.optimizers[index]
         if optimizer is not None:
             with self._undisturbed(optimizer):
-                optim.apply_hyper_parameters(optimizer, groups)
+                optim.apply_hyper_parameters(optimizer, self._scaled(groups, self._staleness))
                 mine = self._own_parameters(optimizer)
                 self._protect_versions(mine)
                 for parameter in mine:
@@ -251,6 +257,9 @@ class StageExecutor:
                     self._unstepped.discard(self._names[parameter])
                 if not keep_gradients:
                     self.zero_gradients(index)
+                if self._scale_lr:
+                    optim.apply_hyper_parameters(optimizer, groups)  # predictions scale for themselves
+        self._staleness = 0
         self.updates_done += 1
         self._current = None
 
@@ -315,20 +324,29 @@ class StageExecutor:
     def _version_for(self, job: Job) -> _Version:
         known = self._by_batch.get(job.batch)
         if known is None:
-            updates = self.staleness() if self._weight_prediction else 0
+            updates = self.staleness() if self._weight_prediction or self._scale_lr else 0
             if self._current is None or self._current[0] != updates:
                 self._current = (updates, self._make_version(updates))
             known = self._by_batch[job.batch] = self._current[1]
         return known
 
     def _make_version(self, updates: int) -> _Version:
-        predicted = predict_weights(self.optimizers, updates)
+        moves = updates * self._lr_share(updates) if self._weight_prediction else 0
+        predicted = predict_weights(self.optimizers, moves)
         weights = {}
         for name, parameter in self.module.parameters.items():
             # `.data` shares the storage but not autograd's version counter: an update that comes before the backward
             # replaces the storage first (_protect_versions) instead of being reported as a modified saved tensor.
             weights[name] = predicted.get(parameter, parameter.data).requires_grad_(parameter.requires_grad)
-        return _Version(weights)
+        return _Version(weights, updates)
+
+    def _lr_share(self, staleness: int) -> float:
+        """What is left of the learning rate for gradients so many updates old (PipeMare, arXiv 1910.05124)."""
+        return 1.0 / max(1, staleness) if self._scale_lr else 1.0
+
+    def _scaled(self, groups: optim.HyperParameters, staleness: int) -> optim.HyperParameters:
+        share = self._lr_share(staleness)
+        return groups if share == 1.0 else [{**group, "lr": share * group["lr"]} for group in groups]
 
     def _protect_versions(self, parameters: Sequence[nn.Parameter]) -> None:
         """Before an update: move to new storage the parameters that batches in flight still need."""

@@ -46,6 +46,7 @@ def build_stage0(
         # gradients where plain training has them.
         [] if schedule.synchronous else optimizers,
         weight_prediction=settings.weight_prediction and not schedule.synchronous,
+        scale_lr=settings.scale_lr and not schedule.synchronous,
         seed=None if schedule.synchronous else settings.seed,
         stage=0,
         shared_optimizers=True,

@@ -35,7 +35,7 @@ __all__ = [
     "unpack_state",
 ]
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised whenever an older peer could no longer understand a message."""
 
 FRAME_TYPE = "application/x-safetensors"

@@ -34,6 +34,7 @@ def command_line(**changes: Any) -> argparse.Namespace:
         "cap": 60.0,
         "learning_rate": 0.02,
         "sync": 0,
+        "scale_lr": False,
         "target": 0.9,
         "epochs": 2,
     }
@@ -130,12 +131,14 @@ def test_ours_learns_at_every_depth_of_its_cells_and_is_timed_by_its_own() -> No
         lesson = {"target": 0.9, "epochs": 2, "learning_rate": rate, **settings}
         report.row("accuracy", method=method, batches_to_target=batches, **lesson)
     alternatives.measure_times(report, arguments)
-    assert [row["seconds"] for row in report.rows["time"]] == [30.0, 25.0, 25.0, 40.0]
+    assert [row["seconds"] for row in report.rows["time"]] == [30.0, 10.0, 25.0, 25.0, 40.0]
     alternatives.compare(report)
-    assert report.figures["time at 1 Mbit/s: ours over pi alone (50 %)"] == 40 / 30
+    assert report.figures["time at 1 Mbit/s: ours over pi alone (50 %)"] == 40 / 10
     text = tables.alternatives({"rows": report.rows, "figures": report.figures})
     assert "| ours, 5 in flight | 0.005 | 20 |" in text
+    assert text.count("|  | 1 Mbit/s | 10 Mbit/s | 100 Mbit/s |") == 2
     assert "| ours | 30 | 25 | 25 |" in text
+    assert "| ours, learning rate 0.005 | 10 |  |  |" in text
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,9 @@ def test_partitions_that_do_not_fit(partition: Any, message: str) -> None:
         resolve_partition(partition, LAYERS, 2)
 
 
-def make(in_flight: int, compress_output: bool | None = None, **arguments: Any) -> tuple[nn.Sequential, Any, list[Any]]:
+def make(
+    in_flight: int, compress_output: bool | None = None, scale_lr: bool = False, **arguments: Any
+) -> tuple[nn.Sequential, Any, list[Any]]:
     net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3), nn.Linear(3, 3))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     net(torch.randn(4, 3)).sum().backward()
@@ -49,7 +51,8 @@ def make(in_flight: int, compress_output: bool | None = None, **arguments: Any) 
     traced = trace(net, (torch.randn(4, 3),), {})
     chain = Chain.from_trace(traced)
     workers: Any = [SimpleNamespace(address=f"http://w{n}") for n in (1, 2)]
-    settings = Settings(Fp16(), Raw(), Raw(), weight_prediction=True, seed=7, compress_output=compress_output)
+    codecs = (Fp16(), Raw(), Raw())
+    settings = Settings(*codecs, weight_prediction=True, seed=7, compress_output=compress_output, scale_lr=scale_lr)
     starts = [len(chain.layers) - 2, len(chain.layers) - 1]
     schedule = default_schedule(2, in_flight)
     options = {"gradients": {}, "run": "r", "term": 3, "link_token": "t", **arguments}
@@ -74,10 +77,11 @@ def test_every_worker_gets_its_layers_neighbours_and_state() -> None:
 
 
 def test_in_flight_and_synchronous_stages_differ_in_order_seed_and_prediction() -> None:
-    wanted = ("window", "weight_prediction", "seed")
-    in_flight = [[d.spec[name] for name in wanted] for d in make(4)[2]]
-    assert in_flight == [[3, True, 7], [2, True, 7]]
-    assert [[d.spec[name] for name in wanted] for d in make(1)[2]] == [[None, False, None]] * 2
+    wanted = ("window", "weight_prediction", "scale_lr", "seed")
+    in_flight = [[d.spec[name] for name in wanted] for d in make(4, scale_lr=True)[2]]
+    assert in_flight == [[3, True, True, 7], [2, True, True, 7]]
+    synchronous = [[d.spec[name] for name in wanted] for d in make(1, scale_lr=True)[2]]
+    assert synchronous == [[None, False, False, None]] * 2
 
 
 @pytest.mark.parametrize(("compress_output", "output"), [(None, "fp16"), (True, "fp16"), (False, "raw")])

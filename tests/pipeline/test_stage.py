@@ -119,6 +119,35 @@ def test_prediction_moves_the_weights_by_the_updates_that_are_missing() -> None:
     torch.testing.assert_close(output, torch.func.functional_call(net, moved, (batch(3),)).detach())
 
 
+def test_a_stale_gradient_moves_less_and_so_does_the_prediction() -> None:
+    net = make_net()
+    stage = make_stage(net, predict=True, momentum=0.9, scale_lr=True)
+    for number in range(3):
+        stage.forward(Job(number, number), [batch(number)], [True])
+    moved = []
+    for number in range(3):
+        before = weights(net)
+        stage.backward(number, [torch.ones(4, 2)])
+        gradients = stage.unstepped_gradients()
+        velocity = {
+            name: 0.9 * stage.optimizers[0].state[p].get("momentum_buffer", 0.0) + gradients[name]  # type: ignore[union-attr]
+            for name, p in net.named_parameters()
+        }
+        stage.step(0, groups(stage))
+        for old, new, name in zip(before, weights(net), velocity, strict=True):
+            torch.testing.assert_close(new, old - RATE / max(1, number) * velocity[name])
+        moved.append(groups(stage)[0]["lr"])
+    assert moved == [RATE] * 3
+    stage.forward(Job(3, 3), [batch(3)], [True])
+    stage.forward(Job(4, 4), [batch(4)], [True])
+    optimizer = stage.optimizers[0]
+    assert optimizer is not None
+    (output,), _ = stage.forward(Job(5, 5), [batch(5)], [True])
+    # Two updates are missing, each of half the learning rate.
+    ahead = {n: p - RATE * optimizer.state[p]["momentum_buffer"] for n, p in net.named_parameters()}
+    torch.testing.assert_close(output, torch.func.functional_call(net, ahead, (batch(5),)).detach())
+
+
 def test_gradients_add_up_until_the_step_and_its_options_are_used() -> None:
     net = make_net()
     plain = make_net()
