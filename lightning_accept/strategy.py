@@ -96,9 +96,10 @@ class AccEPTStrategy(SingleDeviceStrategy):
             loss is computed from them, and rounding them saves next to nothing.
         weight_prediction: Forward batches in flight with the weights expected when their update comes.
         scale_lr_by_staleness: Divide the learning rate of each stage by the number of updates that its weights lacked
-            in the forward (PipeMare, arXiv 1910.05124). The optimizer's own learning rate, and what schedulers and
-            loggers see, stay as they are.
-        sync_warmup_steps: Optimizer steps at the start of training with one batch in flight only.
+            in the forward (the first technique of PipeMare, arXiv 1910.05124, but throughout). The optimizer's own
+            learning rate, and what schedulers and loggers see, stay as they are.
+        sync_warmup_steps: Optimizer steps at the start of training with one batch in flight only. A learning rate that
+            is too high for the staleness is so afterwards, too.
         token: The workers' bearer token; by default the environment's ``LIGHTNING_ACCEPT_TOKEN``. Embedded workers get
             a random one.
         cafile: Certificates that HTTPS workers are checked against; by default the system's.
