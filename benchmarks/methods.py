@@ -94,6 +94,6 @@ METHODS = {
     "compression only": Method("capacity", paper, adaptive=True, options=_UNCHECKED),
     "accept": Method("predictor", paper, adaptive=True, options=_UNCHECKED),
     # Not leave_out, so that all methods have the same devices.
-    "ours": Method("measured", ours, options={"micro_batches": "auto"}),
+    "ours": Method("measured", ours, options={"micro_batches": "auto", "scale_lr_by_staleness": True}),
 }
 """FTPipeHD's way (arXiv 2110.02781), what AccEPT (arXiv 2311.05827) adds to it, each alone and both, and ours."""
