@@ -374,7 +374,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=0.02)
     parser.add_argument("--in-flight", type=int, help="of ours, where speed is measured; otherwise as planned")
     parser.add_argument("--sync", type=int, default=0, help="first batches of ours with one in flight, in accuracy")
-    parser.add_argument("--scale-lr", action="store_true", help="of ours, in accuracy: divide learning rates by staleness")
+    parser.add_argument("--scale-lr", action="store_true", help="ours learns with rates divided by staleness")
     parser.add_argument("--quick", action="store_true", help="one rate, small batches, to see that it runs")
     parser.add_argument("--json", help="write the raw figures to this file, and go on from what it holds")
     arguments = parser.parse_args()

@@ -3,9 +3,10 @@
     python benchmarks/learning.py [--data DIR] [--quick] [--json FILE]
 
 Three seeds each: plain Lightning, the synchronous mode, and batches in flight (``auto``, which is 4 for two workers)
-with and without weight prediction, all through two workers in this process and without a codec. On handwritten digits
-that ship inside a package, and on smartphone activity recognition if DIR holds ``har.npz`` (arrays x_train, y_train,
-x_test, y_test; nine channels of 128 samples, six classes), there also without BatchNorm.
+with and without weight prediction, and with learning rates divided by staleness, all through two workers in this
+process and without a codec. On handwritten digits that ship inside a package, and on smartphone activity recognition if
+DIR holds ``har.npz`` (arrays x_train, y_train, x_test, y_test; nine channels of 128 samples, six classes), there also
+without BatchNorm.
 """
 
 from __future__ import annotations
@@ -153,6 +154,7 @@ def main() -> None:
         "in_flight=1": lambda: raw_strategy(workers(), in_flight=1),
         "in_flight=auto (4)": lambda: raw_strategy(workers(), in_flight="auto"),
         "in_flight=4, no prediction": lambda: raw_strategy(workers(), in_flight=4, weight_prediction=False),
+        "in_flight=4, scaled rates": lambda: raw_strategy(workers(), in_flight=4, scale_lr_by_staleness=True),
     }
     seeds, epochs = ([0], 1) if arguments.quick else ([0, 1, 2], 3)
     for name, (parts, make_net, rate) in problems.items():
