@@ -11,7 +11,7 @@ A central node and two devices, MobileNetV2 on [3, 32, 32], 128 samples per batc
 - hivemind, and Flower's federated averaging, if they are installed: ``pip install hivemind``, ``pip install flwr``. At
   the time of writing they ask for different versions of protobuf, so each needs an environment of its own: run with
   ``--methods hivemind`` in one and ``--methods Flower`` in the other, and the same --json;
-- ours: ``methods.py`` says what it is.
+- ours: ``methods.py`` says what it is; here learning rates are divided by staleness with ``--scale-lr`` only.
 
 1. *Speed*: samples per second in the steady state and bytes per sample, counted on the network devices of all hosts.
 2. *Accuracy*: batches until an accuracy is reached, on digits, on hosts without limits: how many batches a method needs
@@ -185,9 +185,8 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _lesson(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What all methods are to learn, and how."""
-    names = ("target", "epochs", "learning_rate")
-    return {**{name: getattr(arguments, name) for name in names}, **_settings(arguments)}
+    """What all methods are to learn."""
+    return {"target": arguments.target, "epochs": arguments.epochs, **_settings(arguments)}
 
 
 def _first_line(error: EdgeError) -> str:
@@ -230,7 +229,7 @@ def planned_cuts(alone: Sequence[float], rate: float, size: int) -> list[int]:
 def measure_accuracy(report: Report, arguments: argparse.Namespace) -> None:
     """Batches to the accuracy that is asked for, one run per way of computing."""
     for variant in learners(report, arguments):
-        key = {"method": variant.label, **_lesson(arguments)}
+        key = {"method": variant.label, "learning_rate": arguments.learning_rate, **_lesson(arguments)}
         if not _wanted(report, "accuracy", arguments, variant, key):
             continue
         try:
@@ -297,9 +296,7 @@ def batches_to(target: float, curve: Sequence[tuple[int, float]]) -> float | Non
 def measure_times(report: Report, arguments: argparse.Namespace) -> None:
     """Times to the accuracy, from both parts, with every learning rate that was tried."""
     report.rows.pop("time", None)
-    lesson = _lesson(arguments)
-    del lesson["learning_rate"]
-    learnt = [row for row in report.rows.get("accuracy", ()) if lesson.items() <= row.items()]
+    learnt = [row for row in report.rows.get("accuracy", ()) if _lesson(arguments).items() <= row.items()]
     for row in report.rows.get("speed", []):
         for other in learnt:
             batches, more = other.get("batches_to_target"), other["method"].endswith(SCALED)

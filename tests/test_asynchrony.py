@@ -51,9 +51,17 @@ def make_data(batches: int) -> TensorDataset:
     return TensorDataset(torch.randn(count, 6, generator=generator), torch.randint(0, 3, (count,), generator=generator))
 
 
-def train(batches: int, *, epochs: int = 1, disturb: Any = None, dropout: float = 0.0, **arguments: Any) -> Model:
+def train(
+    batches: int,
+    *,
+    epochs: int = 1,
+    disturb: Any = None,
+    dropout: float = 0.0,
+    model: type[Model] = Model,
+    **arguments: Any,
+) -> Model:
     L.seed_everything(11, verbose=False)
-    module = Model(dropout)
+    module = model(dropout)
     trainer_arguments = {
         name: arguments.pop(name) for name in ("accumulate_grad_batches", "max_steps") if name in arguments
     }
@@ -177,19 +185,7 @@ def test_the_user_s_optimizer_keeps_its_learning_rate() -> None:
         def on_train_batch_end(self, *_: Any) -> None:
             rates.append(self.optimizers().param_groups[0]["lr"])  # type: ignore[union-attr]
 
-    L.seed_everything(11, verbose=False)
-    strategy = AccEPTStrategy(MemoryCluster(2, build_stage).workers, in_flight=4, scale_lr_by_staleness=True)
-    trainer = L.Trainer(
-        max_epochs=1,
-        strategy=strategy,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    module = Watched()
-    trainer.fit(module, DataLoader(make_data(8), BATCH))
+    train(8, model=Watched, in_flight=4, scale_lr_by_staleness=True)
     assert rates == [RATE] * 8
 
 
