@@ -144,10 +144,12 @@ def measure(report: Report, arguments: argparse.Namespace) -> None:
         settings = {"epochs": epochs, "samples": len(parts[0]), "rate": task.rate, "batch": task.batch}
         for seed in range(arguments.seeds or (1 if arguments.quick else task.seeds)):
             for label, method in methods(arguments.bits or BITS[name]).items():
+                scale_lr = arguments.scale_lr and method is not None
+                label += ", learning rate by staleness" if scale_lr else ""
                 key = {"task": name, "method": label, "seed": seed, **settings}
                 wanted = asked_for(label, arguments.methods)
                 if wanted and not any(key.items() <= row.items() for row in report.rows.get("runs", ())):
-                    report.row("runs", **key, **run(task, parts, method, seed, epochs))
+                    report.row("runs", **key, **run(task, parts, method, seed, epochs, scale_lr))
                     report.finish(arguments.json)
 
 
@@ -174,7 +176,9 @@ def sum_up(report: Report) -> None:
             bytes_per_batch=statistics.fmean(row["bytes_per_batch"] for row in mine),
         )
         if label.startswith("ours") and gaps:
-            report.figure(f"{task}: ours within {LIMIT} points of a single device", statistics.fmean(gaps) >= -LIMIT)
+            report.figure(
+                f"{task}: {label}, within {LIMIT} points of a single device", statistics.fmean(gaps) >= -LIMIT
+            )
 
 
 def main() -> None:
@@ -186,6 +190,7 @@ def main() -> None:
     parser.add_argument("--bits", type=int, nargs=2, help="of ours, per activation and per gradient")
     parser.add_argument("--methods", nargs="+", help="only methods whose names begin so")
     parser.add_argument("--seeds", type=int, help="instead of three for activity and one for MNIST")
+    parser.add_argument("--scale-lr", action="store_true", help="divide learning rates by the staleness")
     parser.add_argument("--quick", action="store_true", help="a few batches of each, to see that it runs")
     parser.add_argument("--json", help="write the raw figures to this file, and go on from what it holds")
     arguments = parser.parse_args()

@@ -251,7 +251,9 @@ class Bytes(L.Callback):
         self.found["raw"] = sum(link["raw_bytes"] for link in everything) / trainer.global_step
 
 
-def run(task: Task, parts: Parts, method: Method | None, seed: int, epochs: int) -> dict[str, Any]:
+def run(
+    task: Task, parts: Parts, method: Method | None, seed: int, epochs: int, scale_lr: bool = False
+) -> dict[str, Any]:
     """Train once; accuracy, bytes per batch and seconds. Without a method, on a single device."""
     x, x_test, y, y_test = parts
     L.seed_everything(seed, verbose=False)
@@ -268,6 +270,7 @@ def run(task: Task, parts: Parts, method: Method | None, seed: int, epochs: int)
             forward_codec=method.forward,
             backward_codec=method.backward,
             sync_warmup_steps=round(task.sync_epochs * len(loader)),
+            scale_lr_by_staleness=scale_lr,
         )
     started = time.perf_counter()
     trainer = L.Trainer(

@@ -33,6 +33,7 @@ from lightning_accept.partition.schedule import Schedule, default_schedule
 from lightning_accept.pipeline.batch_clock import BatchClock
 from lightning_accept.pipeline.central import CentralPipeline
 from lightning_accept.pipeline.deploy import Settings
+from lightning_accept.pipeline.device_times import DeviceTimes
 from lightning_accept.pipeline.event_feed import EventFeed
 from lightning_accept.pipeline.foresight import Foresight, Wishes
 from lightning_accept.pipeline.lookahead import Feed, Handle, LookAheadLoader, begin_ahead
@@ -242,19 +243,20 @@ class AccEPTStrategy(SingleDeviceStrategy):
         # Outside fit there is nothing to gain: partition and depth matter over many batches.
         if self._latency is not None and trainer.state.fn == TrainerFn.FITTING:
             own = facts(self.root_device, torch.get_num_threads())
-            foresight = Foresight(
+            times = DeviceTimes(
                 self._latency,
-                Wishes(
-                    _chosen(self._in_flight, self._schedule),
-                    _number(self._micro_batches),
-                    self._leave_out,
-                    self._check_plan,
-                ),
                 [own, *facts_of_workers],
+                run_profile,
                 crowded=self._local is not None,
-                profiler=run_profile,
                 progress=progress,
             )
+            wishes = Wishes(
+                _chosen(self._in_flight, self._schedule),
+                _number(self._micro_batches),
+                self._leave_out,
+                self._check_plan,
+            )
+            foresight = Foresight(times, wishes, progress=progress)
         self._pipelined = PipelinedModule(
             module, name, self._pipeline, self._schedule, self._partition, lambda: self.optimizers, foresight
         )

@@ -16,7 +16,7 @@ from lightning_accept.latency.submodels import Span
 from lightning_accept.partition.handling import Handling
 from lightning_accept.pipeline.central import CentralPipeline
 from lightning_accept.pipeline.survey import CENTRAL, Profiler, profile_devices
-from lightning_accept.progress import Activity, ProgressLine
+from lightning_accept.progress import SILENT, Activity, ProgressLine
 
 log = logging.getLogger("lightning_accept")
 
@@ -51,9 +51,9 @@ class DeviceTimes:
     Args:
         make_latency: Makes a latency model.
         facts: What every device tells of itself (``threads``, ``cores``, ``memory_free``), the central node's first.
+        profiler: Measures in this process.
         crowded: Whether all devices are processes on this machine, which leave no core to spare for the codecs.
         seconds: About how long the measuring of one sub-model takes.
-        profiler: Measures in this process.
         progress: Shows what is being measured.
     """
 
@@ -61,11 +61,11 @@ class DeviceTimes:
         self,
         make_latency: Callable[[], LatencyModel],
         facts: Sequence[Mapping[str, Any]],
-        *,
-        crowded: bool,
-        seconds: float,
         profiler: Profiler,
-        progress: ProgressLine,
+        *,
+        crowded: bool = False,
+        seconds: float = 1.0,
+        progress: ProgressLine = SILENT,
     ) -> None:
         self.sizes: list[JobSize] = []
         """Jobs of whole batches first."""

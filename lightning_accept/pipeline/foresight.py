@@ -7,16 +7,13 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from torch.optim import Optimizer
 
 from lightning_accept.graph import Chain, Trace
-from lightning_accept.latency.base import LatencyModel
-from lightning_accept.latency.profile import run_profile
 from lightning_accept.latency.submodels import Measurement, Span
 from lightning_accept.partition.forecast import Forecast, least_period, make_forecast, renew_forecast
 from lightning_accept.partition.link import Speed
@@ -32,7 +29,7 @@ from lightning_accept.pipeline.device_times import DeviceTimes, JobSize
 from lightning_accept.pipeline.messages import StageReport
 from lightning_accept.pipeline.optimizers import state_copies
 from lightning_accept.pipeline.speeds import Speeds
-from lightning_accept.pipeline.survey import Profiler, measure_links
+from lightning_accept.pipeline.survey import measure_links
 from lightning_accept.pipeline.watch import Change, StageMedian, StageWatch
 from lightning_accept.progress import SILENT, ProgressLine
 
@@ -69,26 +66,18 @@ class Foresight:
     Devices are numbered as the planner does: 0 is the central node, worker i of all that were given has number i + 1.
 
     Args:
-        make_latency: Makes a latency model.
+        times: Asks the devices.
         wishes: What is not to be chosen.
-        facts: What every device tells of itself (``threads``, ``cores``, ``memory_free``), the central node's first.
-        crowded: Whether all devices are processes on this machine, which leave no core to spare for the codecs.
         link_seconds: About how long the measuring of one direction of a link takes.
-        profile_seconds: About how long the measuring of one sub-model takes.
-        profiler: Measures in this process.
         progress: Shows what is being measured.
     """
 
     def __init__(
         self,
-        make_latency: Callable[[], LatencyModel],
+        times: DeviceTimes,
         wishes: Wishes,
-        facts: Sequence[Mapping[str, Any]],
         *,
-        crowded: bool = False,
         link_seconds: float = 2.0,
-        profile_seconds: float = 1.0,
-        profiler: Profiler = run_profile,
         progress: ProgressLine = SILENT,
     ) -> None:
         self.forecast: Forecast | None = None
@@ -103,9 +92,7 @@ class Foresight:
         self._starts: tuple[int, ...] | None = None
         self._link_seconds = link_seconds
         self._progress = progress
-        self._times = DeviceTimes(
-            make_latency, facts, crowded=crowded, seconds=profile_seconds, profiler=profiler, progress=progress
-        )
+        self._times = times
         self._watch = StageWatch()
         self._rests: deque[float] = deque(maxlen=_RESTS_KEPT)
         self._steps: dict[int, float] = {}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def test_points_are_against_the_same_seeds_of_the_single_device() -> None:
     single, ours = report.rows["summary"]
     assert single["points_against_single"] == 0.0
     assert ours["points_against_single"] == pytest.approx(-0.5)
-    assert report.figures["activity: ours within 0.5 points of a single device"] in (True, False)
+    assert report.figures["activity: ours, 4 / 4 bits, within 0.5 points of a single device"] in (True, False)
     assert "| activity | single device | 2, 20 | 91.00 ± 1.41 | +0.00 | 2 |" in tables.accuracy({"rows": report.rows})
 
 
@@ -38,6 +39,21 @@ def test_the_number_of_epochs_is_decided_once(monkeypatch: pytest.MonkeyPatch) -
     task = Task(lambda _: None, nn.Identity, (), epochs=0, rate=0.1)
     parts = (torch.zeros(8, 1), torch.zeros(2, 1), torch.zeros(8), torch.zeros(2))
     assert [accuracy.epochs_of(report, "mnist", task, parts, 5.5) for _ in range(2)] == [3, 3]
+
+
+def test_learning_rates_by_staleness_are_runs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    parts = (torch.zeros(8, 1), torch.zeros(2, 1), torch.zeros(8), torch.zeros(2))
+    monkeypatch.setitem(accuracy.TASKS, "activity", Task(lambda _: parts, nn.Identity, (), epochs=1, rate=0.1))
+    monkeypatch.setattr(accuracy, "run", lambda *arguments: asked.append(arguments) or {"accuracy": 0.5})
+    report = Report("accuracy")
+    arguments = Namespace(tasks=["activity"], data=None, quick=False, minutes=1.0, seeds=1, bits=None, json=None)
+    for scale_lr in (False, True):
+        arguments.scale_lr, arguments.methods = scale_lr, ["single", "no"]
+        accuracy.measure(report, arguments)
+    labels = [row["method"] for row in report.rows["runs"]]
+    assert labels == ["single device", "no compression", "no compression, learning rate by staleness"]
+    assert [arguments[-1] for arguments in asked] == [False, False, True]
 
 
 def test_activity_recognition_runs_and_goes_on_where_it_stopped(tmp_path: Path) -> None:

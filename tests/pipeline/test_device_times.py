@@ -17,7 +17,6 @@ from lightning_accept.latency.profile import Profile, ProfileRequest
 from lightning_accept.latency.submodels import Measurement
 from lightning_accept.pipeline.deploy import Settings
 from lightning_accept.pipeline.device_times import DeviceTimes
-from lightning_accept.progress import SILENT
 
 LAYERS = 4
 FORWARD, BACKWARD = 0.1, 0.2
@@ -74,10 +73,8 @@ def make(
     times = DeviceTimes(
         Capacity,
         [facts or {}] * 3,
+        lambda request, device: asked.answer(0, request),
         crowded=crowded,
-        seconds=1.0,
-        profiler=lambda request, device: asked.answer(0, request),
-        progress=SILENT,
     )
     times.prepare(found, chain, pipeline, None, counts)
     return times, asked

@@ -20,8 +20,10 @@ from lightning_accept.latency.submodels import Measurement, Span
 from lightning_accept.partition.link import Speed
 from lightning_accept.pipeline.crossing import crossing
 from lightning_accept.pipeline.deploy import Settings
+from lightning_accept.pipeline.device_times import DeviceTimes
 from lightning_accept.pipeline.foresight import Foresight, Wishes
 from lightning_accept.pipeline.messages import StageReport
+from lightning_accept.progress import SILENT, ProgressLine
 
 LAYERS = 8
 SECONDS = 0.03
@@ -90,20 +92,20 @@ def make(
     devices: Devices,
     speed: Speed | None = None,
     wishes: Wishes | None = None,
-    **options: Any,
+    progress: ProgressLine = SILENT,
 ) -> tuple[Foresight, Any]:
     workers = [Worker(devices, number, speed or Speed()) for number in range(1, len(devices.speeds))]
     settings = Settings(Raw(), Raw(), Raw(), weight_prediction=True, seed=0)
     pipeline: Any = SimpleNamespace(
         claimed=workers, device=torch.device("cpu"), settings=settings, bits={}, received={"up": None, "down": None}
     )
-    foresight = Foresight(
+    times = DeviceTimes(
         Measured,
-        wishes or Wishes(),
         [{}] * len(devices.speeds),
-        profiler=lambda request, device: devices.profile(0, request),
-        **options,
+        lambda request, device: devices.profile(0, request),
+        progress=progress,
     )
+    foresight = Foresight(times, wishes or Wishes(), progress=progress)
     foresight.survey(*traced, pipeline, [], None)
     return foresight, pipeline
 
