@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -25,32 +26,47 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 RESULTS = Path(__file__).parent / "results"
 Document = dict[str, Any]
 MARKERS = "osD^vPX"
+ACROSS = 3
+"""Panels side by side, of *bandwidth*."""
 
 
 def bandwidth(document: Document) -> Figure:
     """Seconds per batch against the links' rate, one panel per network and scenario; and the way to an accuracy."""
     panels: list[Callable[[Axes], None]] = []
+    tables = [document["rows"].get(part, []) for part in ("mnist", "activity", "target", "runs")]
+    methods = list(dict.fromkeys(row["method"] for table in tables for row in table))
     for part in ("mnist", "activity"):
         rows = [row for row in document["rows"].get(part, []) if "seconds" in row]
         for scenario in dict.fromkeys(row["scenario"] for row in rows):
             own = [row for row in rows if row["scenario"] == scenario]
-            panels.append(lambda axes, own=own, part=part: _rates(axes, part, own))  # type: ignore[misc]
+            panels.append(lambda axes, own=own, part=part: _rates(axes, part, own, methods))  # type: ignore[misc]
     runs = [run for run in document["rows"].get("runs", []) if run["part"] == "target"]
     for rate in dict.fromkeys(run["rate"] for run in runs):
         own = [run for run in runs if run["rate"] == rate]
-        panels.append(lambda axes, own=own: _curves(axes, own))  # type: ignore[misc]
-    figure, axes = pyplot.subplots(1, max(1, len(panels)), figsize=(4.2 * max(1, len(panels)), 3.8), squeeze=False)
-    for panel, place in zip(panels, axes[0], strict=False):
-        panel(place)
-        place.legend(fontsize="small")
+        panels.append(lambda axes, own=own: _curves(axes, own, methods))  # type: ignore[misc]
+    lines = max(1, -(-len(panels) // ACROSS))
+    figure, axes = pyplot.subplots(lines, ACROSS, figsize=(4.2 * ACROSS, 3.8 * lines), squeeze=False)
+    for place, panel in zip_longest(axes.flat, panels):
+        if panel is None:
+            place.set_axis_off()
+        else:
+            panel(place)
+            place.legend(fontsize="small")
     return figure
 
 
-def _rates(axes: Axes, part: str, rows: list[dict[str, Any]]) -> None:
-    for number, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
+def _style(method: str, methods: list[str]) -> dict[str, Any]:
+    """The same in all panels."""
+    number = methods.index(method)
+    return {"label": method, "color": f"C{number}", "marker": MARKERS[number % len(MARKERS)]}
+
+
+def _rates(axes: Axes, part: str, rows: list[dict[str, Any]], methods: list[str]) -> None:
+    for method in dict.fromkeys(row["method"] for row in rows):
         own = sorted((row for row in rows if row["method"] == method), key=lambda row: row["rate"])
-        axes.plot([row["rate"] for row in own], [row["seconds"] for row in own], f"{MARKERS[number]}-", label=method)
-        axes.plot([row["rate"] for row in own], [row["bound"] for row in own], ":", color=axes.lines[-1].get_color())
+        rates, style = [row["rate"] for row in own], _style(method, methods)
+        axes.plot(rates, [row["seconds"] for row in own], **style)
+        axes.plot(rates, [row["bound"] for row in own], ":", color=style["color"])
     axes.set_xscale("log")
     axes.set_yscale("log")
     rates = sorted({row["rate"] for row in rows})
@@ -64,12 +80,11 @@ def _rates(axes: Axes, part: str, rows: list[dict[str, Any]]) -> None:
     axes.set_ylabel("seconds per batch (dotted: planner's bound)")
 
 
-def _curves(axes: Axes, runs: list[dict[str, Any]]) -> None:
-    for number, run in enumerate(runs):
+def _curves(axes: Axes, runs: list[dict[str, Any]], methods: list[str]) -> None:
+    for run in runs:
         seconds, reached = ([point[name] for point in run["curve"]] for name in ("seconds", "accuracy"))
-        axes.plot(seconds, reached, f"{MARKERS[number % len(MARKERS)]}-", label=run["method"], markersize=3)
+        axes.plot(seconds, reached, markersize=3, **_style(run["method"], methods))
     axes.axhline(runs[0]["target"], color="grey", linewidth=0.8)
-    axes.set_xscale("log")
     axes.set_title(f"digits at {runs[0]['rate']:g} Mbit/s", fontsize="medium")
     axes.set_xlabel("seconds of training")
     axes.set_ylabel("test accuracy")
