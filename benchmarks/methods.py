@@ -14,8 +14,9 @@ from lightning_accept.codecs import Codec, MultiBit, Raw, StochasticUniform
 
 OUR_BITS = {"digits": (4, 4), "activity": (6, 4)}
 """Bits per activation and per gradient, by task: few bytes with which no more than half a point is lost on the task's
-data (free levels, gradients in blocks). benchmarks/convergence.py: +0.31 points on digits with 4 / 4, and 1.09 lost
-with 3 / 4. benchmarks/accuracy.py: activity recognition, trained to the end, loses more with 4 / 4."""
+data (free levels, gradients in blocks). benchmarks/convergence.py: on digits 0.26 points are lost with 4 / 4, in the
+mean of its two runs, and 1.27 with 3 / 4. benchmarks/accuracy.py: activity recognition, trained to the end, loses more
+with 4 / 4."""
 
 Codecs = tuple[Codec, Codec]
 """For activations and for gradients."""
