@@ -33,7 +33,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from convergence import METHODS, Method, Parts, Task, load_digits, load_har, mobilenet, ours, run
-from methods import OUR_BITS
+from methods import OUR_BITS, SCALED
 from report import Report, asked_for
 from torch import Tensor, nn
 
@@ -145,7 +145,7 @@ def measure(report: Report, arguments: argparse.Namespace) -> None:
         for seed in range(arguments.seeds or (1 if arguments.quick else task.seeds)):
             for label, method in methods(arguments.bits or BITS[name]).items():
                 scale_lr = arguments.scale_lr and method is not None
-                label += ", learning rate by staleness" if scale_lr else ""
+                label += SCALED if scale_lr else ""
                 key = {"task": name, "method": label, "seed": seed, **settings}
                 wanted = asked_for(label, arguments.methods)
                 if wanted and not any(key.items() <= row.items() for row in report.rows.get("runs", ())):

@@ -35,10 +35,11 @@ from typing import Any
 import torch
 from devices import NAMES, steady
 from edge import EdgeError, Host, Testbed
+from methods import SCALED
 from report import Report, asked_for
 from rivals.job import mobilenet
 from rivals.running import SETUP, accuracies, batch_times, begin, follow, traffic
-from rivals.variants import SCALED, SYNC, Variant, our_label, our_options, variants
+from rivals.variants import SYNC, Variant, our_label, our_options, variants
 
 from lightning_accept.codecs import Raw
 from lightning_accept.graph import Chain, trace

@@ -18,6 +18,9 @@ data (free levels, gradients in blocks). benchmarks/convergence.py: on digits 0.
 mean of its two runs, and 1.27 with 3 / 4. benchmarks/accuracy.py: activity recognition, trained to the end, loses more
 with 4 / 4."""
 
+SCALED = ", learning rate by staleness"
+"""What a method's label ends with where learning rates are divided by staleness."""
+
 Codecs = tuple[Codec, Codec]
 """For activations and for gradients."""
 

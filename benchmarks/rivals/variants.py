@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from devices import NAMES
+from methods import SCALED
 
 SYNC = 6
 """Batches at the start of ours with one in flight, where speed is measured."""
-SCALED = ", learning rate by staleness"
 FILLING = 12
 """Batches of ours that are left out after these."""
 
